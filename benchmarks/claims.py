@@ -46,14 +46,14 @@ def claims(corpus: Path) -> list[Claim]:
     with (corpus / "CLAIMS.tsv").open() as stream:
         rows = csv.DictReader((line for line in stream if not line.startswith("#")), delimiter="\t")
         stated = {(row["algo"], row["env"]): row for row in rows}
-    found = []
+    claims = []
     for file in sorted((corpus / "torch" / "sb3_zoo").glob("*/*/*.zip")):
         algo, env = file.parent.parent.name, file.stem
         row = stated.get((algo, env), {})
         numbers = [float(row[name]) if name in row else None for name in ("mean", "std")]
         episodes = int(row["episodes"]) if row else None
-        found.append(Claim(f"{algo.upper()} {env}", str(file), _played_in(env), *numbers, episodes))
-    return found
+        claims.append(Claim(f"{algo.upper()} {env}", str(file), _played_in(env), *numbers, episodes))
+    return claims
 
 
 def _played_in(env: str) -> str:
@@ -66,19 +66,19 @@ def _played_in(env: str) -> str:
 def play(claim: Claim) -> dict[str, Any]:
     """Return the agent's score, or why it is not played."""
     try:
-        found = evaluate(claim.path, claim.env, Protocol(EPISODES, num_envs=16))
+        results = evaluate(claim.path, claim.env, Protocol(EPISODES, num_envs=16))
     except CkpttoolError as error:
         return {"refused": f"{error.message} ({error.found})" if error.found else error.message}
-    result = found.statistics
+    result = results.statistics
     return {
         "mean": result.mean,
         "std": result.std,
         "ci95": result.ci95,
-        "length": float(found.rollout.lengths.mean()),
-        "engine": found.rollout.engine,
-        "versions": found.versions,
-        "ledger": [each.sentence for each in found.ledger if each.use != "assumed"],
-        "assumed": list(found.assumed),
+        "length": float(results.rollout.lengths.mean()),
+        "engine": results.rollout.engine,
+        "versions": results.versions,
+        "ledger": [entry.sentence for entry in results.ledger if entry.use != "assumed"],
+        "assumed": list(results.assumed),
     }
 
 
@@ -98,20 +98,20 @@ def table(played: dict[str, dict[str, Any]], simulators: dict[str, dict[str, Any
         "|---|---|---|---|---|---|",
     ]
     refused = []
-    for name, found in played.items():
-        claim = Claim(**found["claim"])
+    for name, results in played.items():
+        claim = Claim(**results["claim"])
         stated = (
             "none" if claim.mean is None else f"{claim.mean:,.1f} ± {claim.std:,.1f} ({claim.episodes:,})"
         )
-        if "refused" in found:
+        if "refused" in results:
             refused.append(name)
             continue
-        low, high = found["ci95"]
-        off = standard_errors(claim, found)
-        here = f"{found['mean']:,.1f} ± {found['std']:,.1f}, {low:,.1f} to {high:,.1f}"
+        low, high = results["ci95"]
+        off = standard_errors(claim, results)
+        here = f"{results['mean']:,.1f} ± {results['std']:,.1f}, {low:,.1f} to {high:,.1f}"
         old = simulators.get(name)
-        theirs = f"{old['mean']:,.1f} ± {old['std']:,.1f} ({len(old['returns'])})" if old else ""
-        lines.append(f"| {name} | {claim.env} | {stated} | {here} | {_signed(off)} | {theirs} |")
+        authors_mean = f"{old['mean']:,.1f} ± {old['std']:,.1f} ({len(old['returns'])})" if old else ""
+        lines.append(f"| {name} | {claim.env} | {stated} | {here} | {_signed(off)} | {authors_mean} |")
     left = f"\nNot played: {', '.join(refused)}.\n"
     return "\n".join(lines) + "\n" + (left if refused else "")
 
@@ -126,8 +126,8 @@ def write_page() -> None:
     page = PAGE.read_text()
     before, rest = page.split(_MARKS[0])
     _, after = rest.split(_MARKS[1])
-    made = table(document["played"], document["simulators"])
-    PAGE.write_text(f"{before}{_MARKS[0]}\n{made}\n{_MARKS[1]}{after}")
+    table_text = table(document["played"], document["simulators"])
+    PAGE.write_text(f"{before}{_MARKS[0]}\n{table_text}\n{_MARKS[1]}{after}")
 
 
 def main() -> None:
@@ -137,20 +137,20 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="play what has a result as well")
     parser.add_argument("--page", action="store_true", help="write the page only")
     parser.add_argument("--simulator", metavar="FILE", help="JSON lines that claims_mujoco_py.py wrote")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     document = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"played": {}, "simulators": {}}
-    if asked.simulator:
-        for line in Path(asked.simulator).read_text().splitlines():
-            each = json.loads(line)
-            document["simulators"][each.pop("agent")] = each
-    for claim in [] if asked.page else claims(Path(asked.corpus)):
-        if asked.again or claim.name not in document["played"]:
-            found = play(claim)
+    if options.simulator:
+        for line in Path(options.simulator).read_text().splitlines():
+            record = json.loads(line)
+            document["simulators"][record.pop("agent")] = record
+    for claim in [] if options.page else claims(Path(options.corpus)):
+        if options.again or claim.name not in document["played"]:
+            result = play(claim)
             document["played"][claim.name] = {
                 "claim": claim._replace(path=_short(claim.path))._asdict(),
-                **found,
+                **result,
             }
-            print(claim.name, found.get("mean", found.get("refused")), file=sys.stderr)
+            print(claim.name, result.get("mean", result.get("refused")), file=sys.stderr)
     RESULTS.write_text(json.dumps(document, indent=1) + "\n")
     write_page()
 

@@ -32,8 +32,8 @@ def main() -> None:
         obs, total, done, step = env.reset(), 0.0, False, 0
         while not done:
             # sb3_contrib's TimeFeatureWrapper: the share of the 1,000 steps that is left.
-            seen = np.append(obs, 1 - step / 1000) if timed else obs
-            (actions,) = policy.run(None, {observed: np.asarray(seen, np.float32)[None]})
+            timed_obs = np.append(obs, 1 - step / 1000) if timed else obs
+            (actions,) = policy.run(None, {observed: np.asarray(timed_obs, np.float32)[None]})
             obs, reward, done, _ = env.step(np.clip(actions[0], env.action_space.low, env.action_space.high))
             total, step = total + reward, step + 1
         returns.append(float(total))

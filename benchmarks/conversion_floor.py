@@ -34,37 +34,37 @@ def pieces(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 def transpose(matrix: np.ndarray, made: np.ndarray, tile: np.ndarray) -> None:
     """Fill `made` by tiles, as ckpttool/mapping/rules.py does: the fastest way that NumPy has."""
-    held = tile[:, :MATRIX]
+    view = tile[:, :MATRIX]
     for top in range(0, MATRIX, ROWS):
-        held[...] = matrix[top : top + ROWS]
-        made[:, top : top + ROWS] = held.T
+        view[...] = matrix[top : top + ROWS]
+        made[:, top : top + ROWS] = view.T
 
 
 def work(source: str, target: str, worker: int) -> None:
     """Convert every matrix of one worker, and read its part of the target back."""
-    matrix, made = (np.empty((MATRIX, MATRIX), np.float32) for _ in range(2))
+    matrix, output = (np.empty((MATRIX, MATRIX), np.float32) for _ in range(2))
     tile = np.empty((ROWS, MATRIX + 16), np.float32)
-    found, digests = {}, []
-    given, taken = os.open(source, os.O_RDONLY), os.open(target, os.O_RDWR)
-    for number in range(worker, os.fstat(given).st_size // NBYTES, WORKERS):
+    digests_by_begin, digests = {}, []
+    source_file, target_file = os.open(source, os.O_RDONLY), os.open(target, os.O_RDWR)
+    for number in range(worker, os.fstat(source_file).st_size // NBYTES, WORKERS):
         begin, checksum, digest = number * NBYTES, 0, hashlib.sha256()
         for at, piece in pieces(matrix):
-            os.preadv(given, [piece], begin + at)
+            os.preadv(source_file, [piece], begin + at)
             checksum = google_crc32c.extend(checksum, piece)
             digest.update(piece)
-        transpose(matrix, made, tile)
+        transpose(matrix, output, tile)
         digests.append((checksum, digest.digest()))
         checksum, digest = 0, hashlib.sha256()
-        for at, piece in pieces(made):
+        for at, piece in pieces(output):
             checksum = google_crc32c.extend(checksum, piece)
             digest.update(piece)
-            os.pwrite(taken, piece, HEAD + begin + at)
+            os.pwrite(target_file, piece, HEAD + begin + at)
         digests.append((checksum, digest.digest()))
-        found[begin] = checksum
-    for begin, written in found.items():
+        digests_by_begin[begin] = checksum
+    for begin, written in digests_by_begin.items():
         checksum = 0
-        for at, piece in pieces(made):
-            os.preadv(taken, [piece], HEAD + begin + at)
+        for at, piece in pieces(output):
+            os.preadv(target_file, [piece], HEAD + begin + at)
             checksum = google_crc32c.extend(checksum, piece)
         if checksum != written:
             raise RuntimeError("what was written is not what was read")

@@ -129,19 +129,19 @@ def measured(folder: Path, found: Mapping[str, list[str]], rounds: int) -> dict[
             runs[name].append(once(command))
             for file in folder.glob("out.pt*"):
                 file.unlink()
-    return {name: Cost.of(each) for name, each in runs.items()}
+    return {name: Cost.of(run) for name, run in runs.items()}
 
 
 def main() -> int:
     """Print the table and the verdicts; return 1 if a promise is broken."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = commands(folder)
-        costs = measured(folder, found, rounds=5)
+        rows = commands(folder)
+        costs = measured(folder, rows, rounds=5)
         nbytes = sum(file.stat().st_size for file in folder.glob("sparse.data*"))
         for file in folder.glob("x*"):
             file.unlink()
-        sparse = [*found[OURS][:-2], str(folder / "sparse"), found[OURS][-1]]
+        sparse = [*rows[OURS][:-2], str(folder / "sparse"), rows[OURS][-1]]
         costs |= measured(folder, {HOLLOW: sparse}, rounds=1)
     print(table({name: cost for name, cost in costs.items() if name != HOLLOW}, COPIED))
     print(f"{HOLLOW}: {nbytes / 1e9:.0f} GB, {costs[HOLLOW].seconds:.0f} s")
@@ -164,13 +164,13 @@ def verdicts(costs: dict[str, Cost]) -> list[bool]:
     return [plain, synced, max(above.values()) <= MEBIBYTES, linear]
 
 
-def _compared(costs: dict[str, Cost], ours: str, copied: str, floor: str, limit: float) -> bool:
-    ratio = costs[ours].ratio(costs[copied])
-    print(f"{ours}: {ratio:.2f}x {copied} (promised: at most {limit:g})")
+def _compared(costs: dict[str, Cost], name: str, copied: str, floor: str, limit: float) -> bool:
+    ratio = costs[name].ratio(costs[copied])
+    print(f"{name}: {ratio:.2f}x {copied} (promised: at most {limit:g})")
     least = costs[floor].ratio(costs[copied])
-    clock, processor = (each(costs[floor]) for each in (costs[ours].ratio, costs[ours].processor_ratio))
+    clock, processor = (ratio(costs[floor]) for ratio in (costs[name].ratio, costs[name].processor_ratio))
     print(
-        f"{floor}: {least:.2f}x {copied}; {ours} takes {clock:.2f}x as long, {processor:.2f}x the processor"
+        f"{floor}: {least:.2f}x {copied}; {name} takes {clock:.2f}x as long, {processor:.2f}x the processor"
     )
     return ratio <= limit
 

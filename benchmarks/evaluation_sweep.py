@@ -29,13 +29,13 @@ PROMISES = {COMMANDS: 3.0, MANY: 3.0}
 
 def make_run(folder: Path) -> list[Path]:
     """Fill a folder with 32 checkpoints and their receipts: the samples, several times."""
-    made = []
+    paths = []
     for number in range(CHECKPOINTS):
         source, target = SAMPLES / f"ckpt-{STEPS[number % 6]}.pt", folder / f"ckpt-{number + 1}.pt"
         shutil.copy(source, target)
         shutil.copy(f"{source}.ckpttool.json", f"{target}.ckpttool.json")
-        made.append(target)
-    return made
+        paths.append(target)
+    return paths
 
 
 def commands(folder: Path, paths: list[Path]) -> float:
@@ -72,17 +72,17 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             paths = make_run(folder)
-            found = {
+            costs_by_label = {
                 COMMANDS: commands(folder, paths),
                 MANY: in_one_process(folder, paths, 100),
                 FEW: in_one_process(folder, paths, 10),
             }
     finally:
         os.sched_setaffinity(0, cores)
-    for label, ratio in found.items():
+    for label, ratio in costs_by_label.items():
         promised = f"  (promised: {PROMISES[label]:g})" if label in PROMISES else ""
         print(f"{label:<46} {ratio:5.1f}{promised}")
-    return int(any(found[label] < least for label, least in PROMISES.items()))
+    return int(any(costs_by_label[label] < least for label, least in PROMISES.items()))
 
 
 if __name__ == "__main__":

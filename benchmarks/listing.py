@@ -21,7 +21,7 @@ def commands(bundle: str = TF, file: str = TORCH) -> dict[str, list[str]]:
     """Return what is timed; a framework that is not installed is left out."""
     python = [sys.executable, "-c"]
     tool = str(Path(sys.executable).with_name("ckpttool"))
-    found = {
+    commands = {
         FLOOR: [*python, "import numpy"],
         "ckpttool inspect (TensorFlow)": [tool, "inspect", bundle],
         "ckpttool inspect --json (TensorFlow)": [tool, "inspect", bundle, "--json"],
@@ -30,10 +30,10 @@ def commands(bundle: str = TF, file: str = TORCH) -> dict[str, list[str]]:
     }
     if importlib.util.find_spec("tensorflow"):
         code = f"import tensorflow as tf; print(tf.train.list_variables({bundle!r}))"
-        found["tf.train.list_variables"] = [*python, code]
+        commands["tf.train.list_variables"] = [*python, code]
     if importlib.util.find_spec("torch"):
-        found["torch.load"] = [*python, f"import torch; print(torch.load({file!r}, weights_only=True))"]
-    return found
+        commands["torch.load"] = [*python, f"import torch; print(torch.load({file!r}, weights_only=True))"]
+    return commands
 
 
 def main() -> int:

@@ -72,7 +72,7 @@ def compare(commands: Mapping[str, Sequence[str]], rounds: int = 11) -> dict[str
     for _ in range(rounds):
         for name, command in commands.items():
             runs[name].append(once(command))
-    return {name: Cost.of(each) for name, each in runs.items()}
+    return {name: Cost.of(run) for name, run in runs.items()}
 
 
 def once(command: Sequence[str]) -> Run:

@@ -56,36 +56,36 @@ def learner(kind: Kind) -> Learner:
     generator = np.random.default_rng(3)
     networks = {"actor": network(generator, 2 * ACT), "value": network(generator, 1)}
     bounds = np.zeros(ACT)
-    made = Learner(A2C, networks, {}, (), {}, {}, bounds, bounds)
-    arrays = [array for title in networks for array in made.arrays(title)]
+    agent = Learner(A2C, networks, {}, (), {}, {}, bounds, bounds)
+    arrays = [array for title in networks for array in agent.arrays(title)]
     slots = {
         name: tuple(
-            generator.uniform(0.5, 1.5, each.shape) * 1e-4 * (2 if name == "vhat" else 1)
+            generator.uniform(0.5, 1.5, array.shape) * 1e-4 * (2 if name == "vhat" else 1)
             if name in ("v", "vhat", "rms")
-            else generator.normal(size=each.shape) * 1e-3
-            for each in arrays
+            else generator.normal(size=array.shape) * 1e-3
+            for array in arrays
         )
         for name in names
     }
-    decays = tuple(l2 * (each.ndim == 2) for each in arrays)
+    decays = tuple(l2 * (array.ndim == 2) for array in arrays)
     setup = OptimizerSetup(family, tuple(networks), settings, COUNT, slots, decays, corrected=corrected)
-    return replace(made, optimizers={"optimizer": setup})
+    return replace(agent, optimizers={"optimizer": setup})
 
 
 def rows(workers: list[Worker]) -> list[str]:
     """Return the table's rows: the errors of TensorFlow and of PyTorch, and between both."""
-    found = []
+    rows = []
     for name, kind in KINDS.items():
-        made = learner(kind)
-        moved = compare_train_steps((made, made), make_batches(made, STEPS), workers).moved
+        agent = learner(kind)
+        moved = compare_train_steps((agent, agent), make_batches(agent, STEPS), workers).moved
         cells = []
         for dtype in ("float64", "float32"):
             for step in (1, STEPS):
-                mine = [each for each in moved if (each.dtype, each.step) == (dtype, step)]
-                sides = ([each.error_a for each in mine], [each.error_b for each in mine])
+                mine = [update for update in moved if (update.dtype, update.step) == (dtype, step)]
+                sides = ([update.error_a for update in mine], [update.error_b for update in mine])
                 cells += [f"{max(errors):.0e}" for errors in sides]
-        found.append(f"| {name} | {' | '.join(cells)} |")
-    return found
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return rows
 
 
 HEAD = """# Update errors of optimizers

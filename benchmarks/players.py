@@ -18,8 +18,8 @@ SEED = 1000
 
 
 def _layers(weights: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    with np.load(weights) as held:
-        return [(held[f"kernel{n}"], held[f"bias{n}"]) for n in range(len(held.files) // 2)]
+    with np.load(weights) as file:
+        return [(file[f"kernel{n}"], file[f"bias{n}"]) for n in range(len(file.files) // 2)]
 
 
 def _torch_actor(weights: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -46,8 +46,8 @@ def ours(env: str, weights: str, episodes: int, rows: int, backend: str = "numpy
     from ckpttool.evaluation.protocol import Protocol
 
     agent = str(Path(weights).with_suffix("")) + "_actor"
-    found = evaluate(agent, env, Protocol(episodes, SEED, rows, backend=backend)).rollout
-    return found.steps, found.seconds
+    results = evaluate(agent, env, Protocol(episodes, SEED, rows, backend=backend)).rollout
+    return results.steps, results.seconds
 
 
 def ours_onnx(env: str, weights: str, episodes: int, rows: int) -> tuple[int, float]:
@@ -75,22 +75,22 @@ def no_policy(env: str, weights: str, episodes: int, rows: int) -> tuple[int, fl
             return self.table[self.turn % len(self.table)], ()
 
     with environments.make_vector_env(env, rows) as vector:
-        (found,) = rollouts(Given((rows, vector.spec.action_dim)), vector, RolloutSpec(episodes, SEED))
-    return found.steps, found.seconds
+        (result,) = rollouts(Given((rows, vector.spec.action_dim)), vector, RolloutSpec(episodes, SEED))
+    return result.steps, result.seconds
 
 
 def loop(env: str, weights: str, episodes: int, rows: int) -> tuple[int, float]:  # noqa: ARG001
     """Play as the usual few lines do: one Gymnasium environment and torch."""
     import gymnasium
 
-    act, made = _torch_actor(weights), gymnasium.make(env)
-    low, high = made.action_space.low, made.action_space.high
+    act, environment = _torch_actor(weights), gymnasium.make(env)
+    low, high = environment.action_space.low, environment.action_space.high
     steps, start = 0, time.perf_counter()
     for episode in range(episodes):
-        obs, over = made.reset(seed=SEED + episode)[0], False
+        obs, over = environment.reset(seed=SEED + episode)[0], False
         while not over:
             action = low + (act(obs[None])[0] + 1) / 2 * (high - low)
-            obs, _, terminated, truncated, _ = made.step(action)
+            obs, _, terminated, truncated, _ = environment.step(action)
             over = terminated or truncated
             steps += 1
     return steps, time.perf_counter() - start
@@ -120,19 +120,19 @@ def pool(env: str, weights: str, episodes: int, rows: int) -> tuple[int, float]:
     import envpool
 
     act = _torch_actor(weights)
-    made = envpool.make(env, "gymnasium", num_envs=rows, seed=SEED)
-    low, high = made.action_space.low, made.action_space.high
-    obs, _ = made.reset()
+    environment = envpool.make(env, "gymnasium", num_envs=rows, seed=SEED)
+    low, high = environment.action_space.low, environment.action_space.high
+    obs, _ = environment.reset()
     done, steps, start = 0, 0, time.perf_counter()
     while done < episodes:
-        obs, _, terminated, truncated, _ = made.step(low + (act(obs) + 1) / 2 * (high - low))
+        obs, _, terminated, truncated, _ = environment.step(low + (act(obs) + 1) / 2 * (high - low))
         done += int((terminated | truncated).sum())
         steps += rows
     return steps, time.perf_counter() - start
 
 
 PLAYERS: dict[str, Callable[[str, str, int, int], tuple[int, float]]] = {
-    each.__name__: each for each in (ours, ours_onnx, no_policy, loop, sb3, pool)
+    player.__name__: player for player in (ours, ours_onnx, no_policy, loop, sb3, pool)
 }
 
 if __name__ == "__main__":

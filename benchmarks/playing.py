@@ -36,15 +36,15 @@ class Contest(NamedTuple):
     promises: dict[str, float]
 
 
-def _players(ours: int, few: int, rows: int) -> dict[str, Player]:
+def _players(episodes: int, few: int, rows: int) -> dict[str, Player]:
     return {
         ONE: Player("sb3", few, 1),
         EIGHT: Player("sb3", 8 * few, 8),
         "Gymnasium loop, torch": Player("loop", few, 1),
-        "envpool, torch": Player("pool", ours, rows),
-        "ckpttool, its engine without a policy": Player("no_policy", ours, rows),
-        "ckpttool eval": Player("ours", ours, rows),
-        "ckpttool eval --backend onnxruntime": Player("ours_onnx", ours, rows),
+        "envpool, torch": Player("pool", episodes, rows),
+        "ckpttool, its engine without a policy": Player("no_policy", episodes, rows),
+        "ckpttool eval": Player("ours", episodes, rows),
+        "ckpttool eval --backend onnxruntime": Player("ours_onnx", episodes, rows),
     }
 
 
@@ -64,12 +64,12 @@ CONTESTS = (
 def actor(sizes: tuple[int, ...]) -> dict[str, np.ndarray]:
     """Return a random actor, the same every time: kernels [in, out] and biases."""
     random = np.random.default_rng(0)
-    held = {}
+    weights = {}
     for n, (rows, columns) in enumerate(pairwise(sizes)):
         reach = rows**-0.5
-        held[f"kernel{n}"] = random.uniform(-reach, reach, (rows, columns)).astype(np.float32)
-        held[f"bias{n}"] = random.uniform(-reach, reach, columns).astype(np.float32)
-    return held
+        weights[f"kernel{n}"] = random.uniform(-reach, reach, (rows, columns)).astype(np.float32)
+        weights[f"bias{n}"] = random.uniform(-reach, reach, columns).astype(np.float32)
+    return weights
 
 
 def given(path: str) -> dict[str, np.ndarray]:
@@ -77,12 +77,12 @@ def given(path: str) -> dict[str, np.ndarray]:
     import ckpttool
 
     tree = ckpttool.open(path).tree
-    named = {str(place[-1].value): leaf.array() for place, leaf in tree.tensors()}
-    held = {}
+    named = {str(path[-1].value): leaf.array() for path, leaf in tree.tensors()}
+    weights = {}
     for n in range(len(named) // 2):
-        held[f"kernel{n}"] = np.ascontiguousarray(named[f"l{n + 1}.weight"].T)
-        held[f"bias{n}"] = named[f"l{n + 1}.bias"]
-    return held
+        weights[f"kernel{n}"] = np.ascontiguousarray(named[f"l{n + 1}.weight"].T)
+        weights[f"bias{n}"] = named[f"l{n + 1}.bias"]
+    return weights
 
 
 def prepare(folder: Path, env: str, held: dict[str, np.ndarray]) -> str:
@@ -125,10 +125,10 @@ def play(contest: Contest, weights: str, envpool_python: str, rounds: int) -> di
     for _ in range(rounds):
         for name, player in contest.players.items():
             python = envpool_python if player.name == "pool" else sys.executable
-            found = rate(player, contest.env, weights, python)
-            if found is not None:
-                rates[name].append(found)
-    return {name: found for name, found in rates.items() if found}
+            steps_per_s = rate(player, contest.env, weights, python)
+            if steps_per_s is not None:
+                rates[name].append(steps_per_s)
+    return {name: measured for name, measured in rates.items() if measured}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -137,17 +137,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cheetah", help="a TD3 actor file for HalfCheetah-v5; default: a random one")
     parser.add_argument("--envpool-python", default=sys.executable, help="an interpreter that has envpool")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    asked = parser.parse_args(arguments or [])
+    options = parser.parse_args(arguments or [])
     status = 0
     for contest in CONTESTS:
-        held = given(asked.cheetah) if asked.cheetah and contest is CONTESTS[0] else actor(contest.sizes)
+        stored = (
+            given(options.cheetah) if options.cheetah and contest is CONTESTS[0] else actor(contest.sizes)
+        )
         with tempfile.TemporaryDirectory() as folder:
-            weights = prepare(Path(folder), contest.env, held)
-            rates = play(contest, weights, asked.envpool_python, asked.rounds)
-        print(f"\n{contest.env}, actor {'-'.join(map(str, contest.sizes))}, {asked.rounds} rounds")
-        for name, found in rates.items():
-            ratio = statistics.median(a / b for a, b in zip(found, rates[ONE], strict=True))
-            print(f"{name:<40} {statistics.median(found):>9,.0f} steps/s  x{ratio:.2f}")
+            weights = prepare(Path(folder), contest.env, stored)
+            rates = play(contest, weights, options.envpool_python, options.rounds)
+        print(f"\n{contest.env}, actor {'-'.join(map(str, contest.sizes))}, {options.rounds} rounds")
+        for name, measured in rates.items():
+            ratio = statistics.median(a / b for a, b in zip(measured, rates[ONE], strict=True))
+            print(f"{name:<40} {statistics.median(measured):>9,.0f} steps/s  x{ratio:.2f}")
         for name, least in contest.promises.items():
             if name in rates:
                 kept = statistics.median(a / b for a, b in zip(rates[OURS], rates[name], strict=True))

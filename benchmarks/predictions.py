@@ -85,8 +85,8 @@ def predicted(files: Sequence[Path]) -> dict[str, list[Any]]:
     """Return observations and the library's predictions by file."""
     run = [sys.executable, "-c", _LIBRARY, str(ROWS), *map(str, files)]
     done = subprocess.run(run, check=True, capture_output=True, text=True)
-    found: dict[str, list[Any]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    record: dict[str, list[Any]] = json.loads(done.stdout.splitlines()[-1])
+    return record
 
 
 def available() -> list[str]:
@@ -98,13 +98,13 @@ def compare(title: str, file: str, obs: np.ndarray, wanted: np.ndarray, facts: A
     """Return the differences of an agent's predictions from those of its library."""
     from ckpttool.evaluation.loaded_agent import load_agent
 
-    found = {}
+    differences = {}
     with load_agent(file, facts=facts) as agent:
         actions, scale = agent._action_title(), _scale(agent, obs)
     for backend in available():
         with load_agent(file, facts=facts, backend=backend) as agent:
-            found[backend] = float(np.abs(agent.predict(obs)[0] - wanted).max()) / scale
-    return Row(title, actions, scale, found)
+            differences[backend] = float(np.abs(agent.predict(obs)[0] - wanted).max()) / scale
+    return Row(title, actions, scale, differences)
 
 
 def compare_libraries(folder: Path, pythons: Sequence[str]) -> Iterator[Row]:
@@ -117,12 +117,12 @@ def compare_libraries(folder: Path, pythons: Sequence[str]) -> Iterator[Row]:
     from tests.agent_truth.agents import generators
 
     needed = {library: module.partition(".")[0] for library, (module, _) in generators().items()}
-    held = {python: _installed(python, {*needed.values()}) for python in pythons}
-    recorded = [each for each in matrix.recorded().values() if each.state in (matrix.RIGHT, matrix.ASSUMED)]
+    installed = {python: _installed(python, {*needed.values()}) for python in pythons}
+    recorded = [row for row in matrix.recorded().values() if row.state in (matrix.RIGHT, matrix.ASSUMED)]
     for library in generators():
-        names = [each.agent for each in recorded if each.library == library]
+        names = [verdict.agent for verdict in recorded if verdict.library == library]
         again = library.endswith(("_more", "_models")) or library in ("zoo", "variants")
-        able = [python for python in pythons if needed[library] in held[python]]
+        able = [python for python in pythons if needed[library] in installed[python]]
         for python in able if names and not again else ():
             command = [python, "-m", "tests.agent_truth.agents", str(folder), library, names[0]]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=600)
@@ -153,8 +153,8 @@ def compare_discrete(
     from tests.agent_truth import discrete
 
     by_library: dict[str, list[str]] = {}
-    for name, each in discrete.AGENTS.items():
-        by_library.setdefault(each.module.partition(".")[0], []).append(name)
+    for name, item in discrete.AGENTS.items():
+        by_library.setdefault(item.module.partition(".")[0], []).append(name)
     for python in pythons:
         # A process for each library, so that what one of them raises costs none of the others.
         for library in by_library.keys() & _installed(python, by_library):
@@ -162,28 +162,30 @@ def compare_discrete(
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
             if done.returncode:
                 print(f"failed: {library} with {python}: {done.stderr.strip().rpartition(chr(10))[2]}")
-    for name, each in discrete.AGENTS.items():
+    for name, item in discrete.AGENTS.items():
         document = folder / f"{name.replace(' ', '_')}.json"
         if not document.exists():
             print(f"not made: {name}")
             continue
-        case, obs = json.loads(document.read_text()), discrete.observations(each.shape)
+        case, obs = json.loads(document.read_text()), discrete.observations(item.shape)
         actions, scores = (np.load(document.with_suffix(f".{end}.npy")) for end in ("actions", "scores"))
         activation = dict(case["known"]).get("activation")
-        given = AgentFacts(activations=activation.split(",")) if activation else None
-        found = {}
+        facts = AgentFacts(activations=activation.split(",")) if activation else None
+        differences = {}
         try:
             for backend in available() if backends is None else backends:
-                with load_agent(case["file"], case["env"], facts=given, backend=backend) as agent:
+                with load_agent(case["file"], case["env"], facts=facts, backend=backend) as agent:
                     title, scale = agent._action_title(), _scale(agent, obs)
                     equal = np.array_equal(agent.act(obs), actions.reshape(agent.act(obs).shape))
-                    found[backend] = float(np.abs(agent.scores(obs) - scores).max()) / scale if equal else 1.0
-            with load_agent(case["file"], case["env"], facts=given, dtype="float64") as agent:
+                    differences[backend] = (
+                        float(np.abs(agent.scores(obs) - scores).max()) / scale if equal else 1.0
+                    )
+            with load_agent(case["file"], case["env"], facts=facts, dtype="float64") as agent:
                 rounding = float(np.abs(agent.scores(obs) - scores).max()) / scale
         except UnsupportedError as error:
             print(f"refused: {name}: {error.found}")
             continue
-        yield Row(name, title, scale, found, rounding)
+        yield Row(name, title, scale, differences, rounding)
 
 
 def _scale(agent: Any, obs: np.ndarray) -> float:
@@ -222,18 +224,18 @@ def main() -> int:
         print("skipped: needs the corpus and stable_baselines3")
         return 0
     rows = []
-    for file, (obs, wanted) in predicted(files).items():
+    for file, (obs, expected) in predicted(files).items():
         title = f"{Path(file).parent.parent.name} {Path(file).stem}"
-        rows.append(compare(title, file, np.asarray(obs, np.float32), np.asarray(wanted)))
+        rows.append(compare(title, file, np.asarray(obs, np.float32), np.asarray(expected)))
     print(table(rows))
     pythons = [sys.executable, *arguments.python]
     with tempfile.TemporaryDirectory() as folder:
-        made = list(compare_libraries(Path(folder), pythons))
-    print(table(made))
+        results = list(compare_libraries(Path(folder), pythons))
+    print(table(results))
     with tempfile.TemporaryDirectory() as folder:
         choosing = list(compare_discrete(Path(folder), pythons))
     print(table(choosing))
-    worst = max(max(row.differences.values()) for row in (*rows, *made, *choosing))
+    worst = max(max(row.differences.values()) for row in (*rows, *results, *choosing))
     print(f"\n{len(rows)} of {len(files)} agents, {ROWS} observations; largest difference {worst:.1e}")
     if arguments.document:
         head = (
@@ -250,9 +252,9 @@ def main() -> int:
             f"(`tests/agent_truth/discrete.py`), on {ROWS} observations. All actions are equal;\n"
             "the differences are those of values or logits, with the same measure:"
         )
-        texts = ("# Predictions", head, table(rows), more, table(made), last, table(choosing))
+        texts = ("# Predictions", head, table(rows), more, table(results), last, table(choosing))
         DOCUMENT.write_text("\n\n".join(texts) + "\n")
-    return int(not all(row.is_equal for row in (*rows, *made, *choosing)))
+    return int(not all(row.is_equal for row in (*rows, *results, *choosing)))
 
 
 if __name__ == "__main__":

@@ -67,11 +67,11 @@ def measure(env: str) -> dict[str, Any]:
     with environments.make_vector_env(env, ROWS, options) as vector:
         (played,) = rollouts(RandomPolicy(vector.spec, ROWS), vector, RolloutSpec(EPISODES, SEED))
         spec = vector.spec
-    found = summarize(played.returns)
+    summary = summarize(played.returns)
     return {
-        "mean": found.mean,
-        "std": found.std,
-        "ci95": list(found.ci95 or ()),
+        "mean": summary.mean,
+        "std": summary.std,
+        "ci95": list(summary.ci95 or ()),
         "episodes": EPISODES,
         "seeds": [SEED, SEED + EPISODES - 1],
         "rows": ROWS,

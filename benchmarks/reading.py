@@ -65,13 +65,13 @@ def bundle(folder: Path) -> str:
 def commands(prefix: str) -> dict[str, list[str]]:
     """Return what is timed; TensorFlow is left out where it is not installed."""
     python = [sys.executable, "-c"]
-    found = {
+    programs = {
         FLOOR: [*python, _MAPPED, f"{prefix}.data-00000-of-00001", str(SIZE)],
         OURS: [*python, _OURS, prefix],
     }
     if importlib.util.find_spec("tensorflow"):
-        found[PEER] = [*python, _PEER, prefix]
-    return found
+        programs[PEER] = [*python, _PEER, prefix]
+    return programs
 
 
 def main() -> int:
@@ -84,13 +84,13 @@ def main() -> int:
 
 def verdicts(costs: dict[str, Cost]) -> list[bool]:
     """Print and return whether each promise holds."""
-    ours = costs[OURS]
-    ratio = ours.ratio(costs[FLOOR])
+    cost = costs[OURS]
+    ratio = cost.ratio(costs[FLOOR])
     print(f"{OURS}: {ratio:.2f}x {FLOOR} (promised: at most {LIMIT:g})")
-    print(f"{OURS}: {ours.mebibytes:.0f} MiB at its peak (promised: at most {MEMORY:.0f})")
+    print(f"{OURS}: {cost.mebibytes:.0f} MiB at its peak (promised: at most {MEMORY:.0f})")
     if PEER in costs:
-        print(f"{OURS}: {costs[PEER].ratio(ours):.1f}x as fast as {PEER}")
-    return [ratio <= LIMIT, ours.mebibytes <= MEMORY]
+        print(f"{OURS}: {costs[PEER].ratio(cost):.1f}x as fast as {PEER}")
+    return [ratio <= LIMIT, cost.mebibytes <= MEMORY]
 
 
 if __name__ == "__main__":

@@ -48,21 +48,21 @@ def made(folder: Path) -> str:
 def listing(file: str) -> dict[str, list[str]]:
     """Return what is timed of looking; the library is left out where it is not installed."""
     python = [sys.executable, "-c"]
-    found = {STARTED: [*python, "import numpy"], LISTED: [*python, _LIST, file]}
+    programs = {STARTED: [*python, "import numpy"], LISTED: [*python, _LIST, file]}
     if importlib.util.find_spec("safetensors"):
-        found[THEIRS_LISTED] = [*python, _THEIR_LIST, file]
-    return found
+        programs[THEIRS_LISTED] = [*python, _THEIR_LIST, file]
+    return programs
 
 
 def reading(file: str) -> dict[str, list[str]]:
     """Return what is timed of reading every tensor into memory of its own."""
     python = [sys.executable, "-c"]
-    found = {FLOOR: [*python, _MAPPED, file, str(SIZE)], OURS_READ: [*python, _OURS, file]}
+    programs = {FLOOR: [*python, _MAPPED, file, str(SIZE)], OURS_READ: [*python, _OURS, file]}
     if importlib.util.find_spec("safetensors"):
-        found[NUMPY] = [*python, _LOAD.format("numpy"), file]
+        programs[NUMPY] = [*python, _LOAD.format("numpy"), file]
         if importlib.util.find_spec("torch"):
-            found[TORCH] = [*python, _USED, file]
-    return found
+            programs[TORCH] = [*python, _USED, file]
+    return programs
 
 
 def main() -> int:
@@ -78,19 +78,19 @@ def main() -> int:
 
 def verdicts(looked: dict[str, Cost], read: dict[str, Cost]) -> list[bool]:
     """Print and return whether each promise holds."""
-    seen = looked[LISTED].ratio(looked[STARTED])
-    taken = read[OURS_READ].ratio(read[FLOOR])
-    print(f"{LISTED}: {seen:.2f}x {STARTED} (promised: at most {LISTING_LIMIT:g})")
-    print(f"{OURS_READ}: {taken:.2f}x {FLOOR} (promised: at most {READING_LIMIT:g})")
+    listing_ratio = looked[LISTED].ratio(looked[STARTED])
+    used = read[OURS_READ].ratio(read[FLOOR])
+    print(f"{LISTED}: {listing_ratio:.2f}x {STARTED} (promised: at most {LISTING_LIMIT:g})")
+    print(f"{OURS_READ}: {used:.2f}x {FLOOR} (promised: at most {READING_LIMIT:g})")
     print(f"{OURS_READ}: {read[OURS_READ].mebibytes:.0f} MiB at its peak (promised: at most {MEMORY:.0f})")
-    for peer, ours, costs in (
+    for peer, own, costs in (
         (THEIRS_LISTED, LISTED, looked),
         (NUMPY, OURS_READ, read),
         (TORCH, OURS_READ, read),
     ):
         if peer in costs:
-            print(f"{ours}: {costs[peer].ratio(costs[ours]):.2f}x as fast as {peer}")
-    return [seen <= LISTING_LIMIT, taken <= READING_LIMIT, read[OURS_READ].mebibytes <= MEMORY]
+            print(f"{own}: {costs[peer].ratio(costs[own]):.2f}x as fast as {peer}")
+    return [listing_ratio <= LISTING_LIMIT, used <= READING_LIMIT, read[OURS_READ].mebibytes <= MEMORY]
 
 
 if __name__ == "__main__":

@@ -29,15 +29,15 @@ MB, GB = 10**6, 10**9
 
 def sparse_file(file: Path, nbytes: int, count: int) -> Path:
     """Write a safetensors file of zeros that take no space on the disk."""
-    each = nbytes // count // 4
+    values = nbytes // count // 4
     header = {
-        f"l{n}": {"dtype": "F32", "shape": [each], "data_offsets": [4 * each * n, 4 * each * (n + 1)]}
+        f"l{n}": {"dtype": "F32", "shape": [values], "data_offsets": [4 * values * n, 4 * values * (n + 1)]}
         for n in range(count)
     }
     text = json.dumps(header).encode()
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
-        stream.truncate(8 + len(text) + 4 * each * count)
+        stream.truncate(8 + len(text) + 4 * values * count)
     return file
 
 
@@ -80,13 +80,13 @@ class Run:
 
 def family(pid: int) -> list[int]:
     """Return a process and all that it started."""
-    found = [pid]
+    process = [pid]
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            found += [each for child in file.read_text().split() for each in family(int(child))]
+            process += [descendant for child in file.read_text().split() for descendant in family(int(child))]
         except OSError:
             continue
-    return found
+    return process
 
 
 def private_mib(pid: int) -> int:
@@ -146,10 +146,10 @@ def rate(gigabytes: float, folder: Path) -> None:
             (folder / "shards").mkdir()
             words = ("--shard-size", f"{gigabytes / 32 * 1.01}GB", "--jobs", 2, "--no-sync")
             run = Run(whole, folder / "shards" / NAME, *words, cores=2)
-            each = whole.stat().st_size / MB / run.seconds / 2
-            print(f"two workers: {each:.0f} MB/s each; {run}", flush=True)
+            worker_rate = whole.stat().st_size / MB / run.seconds / 2
+            print(f"two workers: {worker_rate:.0f} MB/s each; {run}", flush=True)
             shutil.rmtree(folder / "shards")
-    print(f"each worker has {each / (sum(rates) / 2):.0%} of the rate of one file on one core")
+    print(f"each worker has {worker_rate / (sum(rates) / 2):.0%} of the rate of one file on one core")
 
 
 def kills(count: int, folder: Path) -> None:

@@ -62,25 +62,25 @@ def many(folder: Path) -> str:
 def listing(file: str, nested: str) -> dict[str, list[str]]:
     """Return what is timed of looking; PyTorch is left out where it is not installed."""
     python = [sys.executable, "-c"]
-    found = {
+    programs = {
         STARTED: [*python, "import numpy"],
         LISTED: [*python, _LIST, file],
         MANY: [*python, _LIST, nested],
     }
     if importlib.util.find_spec("torch"):
-        found[THEIRS_LISTED] = [*python, _THEIR_LIST, file]
-        found[THEIRS_MANY] = [*python, _LOAD, nested]
-    return found
+        programs[THEIRS_LISTED] = [*python, _THEIR_LIST, file]
+        programs[THEIRS_MANY] = [*python, _LOAD, nested]
+    return programs
 
 
 def reading(file: str) -> dict[str, list[str]]:
     """Return what is timed of reading every tensor into memory of its own."""
     python = [sys.executable, "-c"]
-    found = {FLOOR: [*python, _MAPPED, file, str(SIZE)], OURS: [*python, _OURS, file]}
+    programs = {FLOOR: [*python, _MAPPED, file, str(SIZE)], OURS: [*python, _OURS, file]}
     if importlib.util.find_spec("torch"):
-        found[LOADED] = [*python, _LOAD, file]
-        found[MAPPED] = [*python, _USED, file]
-    return found
+        programs[LOADED] = [*python, _LOAD, file]
+        programs[MAPPED] = [*python, _USED, file]
+    return programs
 
 
 def main() -> int:
@@ -96,19 +96,19 @@ def main() -> int:
 
 def verdicts(looked: dict[str, Cost], read: dict[str, Cost]) -> list[bool]:
     """Print and return whether each promise holds."""
-    seen = looked[LISTED].ratio(looked[STARTED])
-    taken = read[OURS].ratio(read[FLOOR])
-    print(f"{LISTED}: {seen:.2f}x {STARTED} (promised: at most {LISTING_LIMIT:g})")
-    print(f"{OURS}: {taken:.2f}x {FLOOR} (promised: at most {READING_LIMIT:g})")
+    listing_ratio = looked[LISTED].ratio(looked[STARTED])
+    reading_ratio = read[OURS].ratio(read[FLOOR])
+    print(f"{LISTED}: {listing_ratio:.2f}x {STARTED} (promised: at most {LISTING_LIMIT:g})")
+    print(f"{OURS}: {reading_ratio:.2f}x {FLOOR} (promised: at most {READING_LIMIT:g})")
     print(f"{OURS}: {read[OURS].mebibytes:.0f} MiB at its peak (promised: at most {MEMORY:.0f})")
-    for peer, ours, costs in (
+    for peer, own, costs in (
         (THEIRS_LISTED, LISTED, looked),
         (THEIRS_MANY, MANY, looked),
         (MAPPED, OURS, read),
     ):
         if peer in costs:
-            print(f"{ours}: {costs[peer].ratio(costs[ours]):.2f}x as fast as {peer}")
-    kept = [seen <= LISTING_LIMIT, taken <= READING_LIMIT, read[OURS].mebibytes <= MEMORY]
+            print(f"{own}: {costs[peer].ratio(costs[own]):.2f}x as fast as {peer}")
+    kept = [listing_ratio <= LISTING_LIMIT, reading_ratio <= READING_LIMIT, read[OURS].mebibytes <= MEMORY]
     if LOADED in read:
         faster = read[LOADED].ratio(read[OURS])
         print(f"{OURS}: {faster:.1f}x as fast as {LOADED} (promised: at least {FASTER:g})")

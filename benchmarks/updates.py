@@ -29,10 +29,10 @@ def timed(call: Callable[[], object]) -> float:
     for _ in range(20):
         call()
     count, start = 0, time.perf_counter()
-    while (took := time.perf_counter() - start) < LEAST_S:
+    while (elapsed_s := time.perf_counter() - start) < LEAST_S:
         call()
         count += 1
-    return took / count * 1e6
+    return elapsed_s / count * 1e6
 
 
 def by_torch(algorithm: str, *, compiled: bool) -> tuple[float, float]:
@@ -57,7 +57,7 @@ def by_torch(algorithm: str, *, compiled: bool) -> tuple[float, float]:
     slow_actor, slow_critics = copy.deepcopy(actor), copy.deepcopy(critics)
     of_actor = torch.optim.Adam(actor.parameters(), 1e-3)
     of_critics = torch.optim.Adam(critics.parameters(), 1e-3)
-    s, a, r, s2, on = (torch.from_numpy(each) for each in batch())
+    s, a, r, s2, on = (torch.from_numpy(array) for array in batch())
 
     def losses() -> torch.Tensor:
         with torch.no_grad():
@@ -120,7 +120,7 @@ def by_tensorflow(algorithm: str, *, compiled: bool) -> tuple[float, float]:
     q_variables = [v for q in critics for v in q.trainable_variables]
     of_actor.build(actor.trainable_variables)
     of_critics.build(q_variables)
-    s, a, r, s2, on = (tf.constant(each) for each in batch())
+    s, a, r, s2, on = (tf.constant(array) for array in batch())
 
     def update() -> None:
         a2 = slow_actor(s2)
@@ -155,7 +155,7 @@ def child(way: str, algorithm: str) -> None:
 def main() -> int:
     """Print microseconds and ratios to PyTorch as it comes; nothing is promised here."""
     for algorithm in ALGORITHMS:
-        found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+        result: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
         for _ in range(ROUNDS):
             for way in WAYS:
                 command = [sys.executable, "-W", "ignore", __file__, way, algorithm]
@@ -163,12 +163,12 @@ def main() -> int:
                 if ran.returncode:
                     raise RuntimeError(f"{way} failed: {ran.stderr[-2000:]}")
                 action, update = ran.stdout.split()[-2:]
-                found[way].append((float(action), float(update)))
+                result[way].append((float(action), float(update)))
         print(f"\n{algorithm}, {OBS}-400-300-{ACT}, batch {BATCH}, one thread, {ROUNDS} rounds")
-        for way, rounds in found.items():
+        for way, rounds in result.items():
             line = f"{way:<14}"
             for n, what in enumerate(("action", "update")):
-                ratio = statistics.median(b[n] / a[n] for a, b in zip(found[BASE], rounds, strict=True))
+                ratio = statistics.median(b[n] / a[n] for a, b in zip(result[BASE], rounds, strict=True))
                 line += f"  {what} {statistics.median(t[n] for t in rounds):8.0f} us  x{ratio:<5.2f}"
             print(line)
     return 0

@@ -66,7 +66,7 @@ def linear(width: int, depth: int) -> Any:
     from torch import nn
 
     return nn.Sequential(
-        *(each for _ in range(depth) for each in (nn.Linear(width, width, bias=True), nn.ReLU()))
+        *(layer for _ in range(depth) for layer in (nn.Linear(width, width, bias=True), nn.ReLU()))
     )
 
 
@@ -130,8 +130,8 @@ def transformer() -> Any:
 
         def forward(self, words: torch.Tensor) -> torch.Tensor:
             x = self.embed(words)
-            for each in self.blocks:
-                x = each(x)
+            for block in self.blocks:
+                x = block(x)
             return self.head(self.norm(x))
 
     return Encoder()
@@ -166,16 +166,16 @@ def write_large(name: str, folder: str) -> None:
         else _keras_transformer()
     )
     draw = np.random.default_rng(0)
-    for each in model.weights:
-        if len(each.shape) < 2:
+    for weight in model.weights:
+        if len(weight.shape) < 2:
             # A variance is positive, and sums over 50 layers stay finite.
-            each.assign(draw.uniform(0.5, 1.0, each.shape).astype("float32"))
+            weight.assign(draw.uniform(0.5, 1.0, weight.shape).astype("float32"))
     model.save(f"{folder}/{name}.keras")
 
 
 def commands(folder: str) -> dict[str, list[str]]:
     """Write the models, and return what is timed."""
-    found = {
+    programs = {
         FLOOR: [
             sys.executable,
             "-c",
@@ -189,10 +189,10 @@ def commands(folder: str) -> dict[str, list[str]]:
             subprocess.run([sys.executable, "-c", _WRITE, *arguments], check=True, cwd=ROOT)
         tool = [*_TOOL, "verify", f"{folder}/{width}.keras", f"{folder}/{width}.pt"]
         settings = json.dumps({"width": width, "depth": DEPTH})
-        found[title] = [*tool, "--like-b", "benchmarks.verifying:linear", "--like-args-b", settings, "-q"]
+        programs[title] = [*tool, "--like-b", "benchmarks.verifying:linear", "--like-args-b", settings, "-q"]
     for name, shape in LARGE.items():
-        found |= large_commands(folder, name, shape)
-    return found
+        programs |= large_commands(folder, name, shape)
+    return programs
 
 
 _TOOL = [sys.executable, "-m", "ckpttool"]
@@ -210,8 +210,8 @@ def large_commands(folder: str, name: str, shape: str) -> dict[str, list[str]]:
 
 def figures() -> dict[str, Any]:
     """Return what is recorded: `cost`, `faults` and `pairs`."""
-    found: dict[str, Any] = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
-    return found
+    figures: dict[str, Any] = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
+    return figures
 
 
 def record(name: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -227,13 +227,13 @@ def cost_rows(costs: dict[str, Cost]) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "seconds": round(each.seconds, 2),
-            "processor": round(each.processor, 2),
-            "mebibytes": round(each.mebibytes),
-            "ratio": round(each.ratio(floor), 2),
-            "processor_ratio": round(each.processor_ratio(floor), 2),
+            "seconds": round(cost.seconds, 2),
+            "processor": round(cost.processor, 2),
+            "mebibytes": round(cost.mebibytes),
+            "ratio": round(cost.ratio(floor), 2),
+            "processor_ratio": round(cost.processor_ratio(floor), 2),
         }
-        for name, each in costs.items()
+        for name, cost in costs.items()
     ]
 
 
@@ -281,15 +281,15 @@ of keras.applications at 96 pixels (file: 98 MiB), `transformer` an encoder with
 
 def document() -> str:
     """Return the page."""
-    found = figures()
+    recorded = figures()
     return "".join(
         (
             _HEAD,
-            *_fault_lines(found["faults"]),
-            *_replay_lines(found.get("replays", ())),
+            *_fault_lines(recorded["faults"]),
+            *_replay_lines(recorded.get("replays", ())),
             _PAIRS,
-            *_pair_lines(found["pairs"]),
-            *_cost(found),
+            *_pair_lines(recorded["pairs"]),
+            *_cost(recorded),
         )
     )
 
@@ -307,9 +307,9 @@ def _fault_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "| fault | PyTorch to Keras: found, layer, cause, proved | Keras to PyTorch "
     yield "| cause (Keras to PyTorch) |\n"
     yield "|---|---|---|---|\n"
-    for fault, each in faults.items():
-        cells = [_marks(each.get(direction)) for direction in ("torch-keras", "keras-torch")]
-        cause = (each.get("keras-torch") or each["torch-keras"])["cause"].partition(";")[0]
+    for fault, outcomes in faults.items():
+        cells = [_marks(outcomes.get(direction)) for direction in ("torch-keras", "keras-torch")]
+        cause = (outcomes.get("keras-torch") or outcomes["torch-keras"])["cause"].partition(";")[0]
         yield f"| {fault} | {cells[0]} | {cells[1]} | {cause.replace('|', '/')} |\n"
 
 
@@ -336,21 +336,21 @@ def _pair_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield f"{len(rows)} pairs, {len(wrong)} false alarms.\n\n"
     yield "| pair | kind | layers | relative | A's error | B's error | float64 | seconds |\n"
     yield "|---|---|---:|---:|---:|---:|---|---:|\n"
-    for row in sorted(rows, key=lambda each: (each["kind"], each["name"])):
+    for row in sorted(rows, key=lambda row: (row["kind"], row["name"])):
         errors = " | ".join(f"{row[name]:.1e}" for name in ("difference", "error_a", "error_b"))
         exact = "yes" if row["float64"] or row["kind"] == "agent" else "no"
         layers = row["layers"] or "-"
         yield f"| {row['name']} | {row['kind']} | {layers} | {errors} | {exact} | {row['seconds']:.1f} |\n"
 
 
-def _cost(found: dict[str, Any]) -> Iterator[str]:
-    if "cost" not in found:
+def _cost(recorded: dict[str, Any]) -> Iterator[str]:
+    if "cost" not in recorded:
         return
-    once = "all rows are of one run." if not found.get("once") else found["once"]
+    once = "all rows are of one run." if not recorded.get("once") else recorded["once"]
     yield _COST.format(depth=DEPTH, width=WIDTH, small=WIDTH // 32, once=once)
     yield "| command | seconds | processor seconds | MiB | times the imports | in processor time |\n"
     yield "|---|---:|---:|---:|---:|---:|\n"
-    for row in found["cost"]:
+    for row in recorded["cost"]:
         numbers = f"{row['seconds']:.1f} | {row['processor']:.1f} | {row['mebibytes']:,}"
         yield f"| {row['name']} | {numbers} | {row['ratio']:.2f} | {row['processor_ratio']:.2f} |\n"
 

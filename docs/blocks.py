@@ -52,34 +52,34 @@ class Block:
 
     def missing(self) -> list[str]:
         """Return the required modules that are not installed."""
-        wanted = self.notes.get("needs", "").split()
-        return [module for module in wanted if importlib.util.find_spec(module) is None]
+        required = self.notes.get("needs", "").split()
+        return [module for module in required if importlib.util.find_spec(module) is None]
 
 
 def blocks(page: Path) -> list[Block]:
     """Return the fenced blocks of a page; a block without an end is a ValueError."""
-    found: list[Block] = []
+    blocks: list[Block] = []
     notes: dict[str, str] = {}
     lines = enumerate(page.read_text(encoding="utf-8").splitlines(), start=1)
     for number, line in lines:
         fence, note = FENCE.fullmatch(line), NOTE.fullmatch(line.strip())
         if fence is not None:
-            found.append(Block(page, number, fence[1], _body(lines, f"{page}:{number}"), notes))
+            blocks.append(Block(page, number, fence[1], _body(lines, f"{page}:{number}"), notes))
             notes = {}
         elif note is not None:
             notes = {**notes, note[1]: note[2]}
         elif line.strip():
             notes = {}
-    return found
+    return blocks
 
 
-def _body(lines: Iterator[tuple[int, str]], place: str) -> str:
+def _body(lines: Iterator[tuple[int, str]], location: str) -> str:
     body = []
     for _, line in lines:
         if line.rstrip() == "```":
-            return "".join(f"{each}\n" for each in body)
+            return "".join(f"{line}\n" for line in body)
         body.append(line)
-    raise ValueError(f"{place}: the block has no end")
+    raise ValueError(f"{location}: the block has no end")
 
 
 def differs(block: Block, printed: str) -> str:
@@ -89,10 +89,10 @@ def differs(block: Block, printed: str) -> str:
     """
     numbers = varying(block)
     shown = [_masked(line, numbers) for line in block.text.splitlines()]
-    wanted = [_masked(line, numbers) for line in fitted(block.text, printed, numbers).splitlines()]
-    if shown == wanted:
+    expected = [_masked(line, numbers) for line in fitted(block.text, printed, numbers).splitlines()]
+    if shown == expected:
         return ""
-    pairs = zip([*shown, ""], [*wanted, ""], strict=False)
+    pairs = zip([*shown, ""], [*expected, ""], strict=False)
     old, new = next(pair for pair in pairs if pair[0] != pair[1])
     return f"{block.place}: expected {old!r}, printed {new!r}"
 
@@ -112,21 +112,21 @@ def fitted(shown: str, printed: str, numbers: re.Pattern[str] | None = None) -> 
     if not shown.strip():
         return _joined(lines)
     masks = [_masked(line, NUMBER) for line in lines]
-    made: list[str] = []
+    built: list[str] = []
     at, cut, lost = 0, False, False
     for line in filter(str.strip, shown.splitlines()):
         if line.strip() == CUT:
             cut = True
         elif (mask := _masked(line, NUMBER)) in masks[at:]:
             here = masks.index(mask, at)
-            made += _between(lines[at:here], cut=cut, lost=lost)
+            built += _between(lines[at:here], cut=cut, lost=lost)
             same = numbers is not None and _masked(line, numbers) == _masked(lines[here], numbers)
-            made.append(line.rstrip() if same else lines[here])
+            built.append(line.rstrip() if same else lines[here])
             at, cut, lost = here + 1, False, False
         else:
             lost = True
-    made += _between(lines[at:], cut=cut, lost=lost)
-    return _joined(made)
+    built += _between(lines[at:], cut=cut, lost=lost)
+    return _joined(built)
 
 
 def _between(lines: list[str], *, cut: bool, lost: bool) -> list[str]:

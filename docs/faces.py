@@ -28,17 +28,17 @@ def page() -> str:
 
     names = [name for name in ckpttool.__all__ if not name.startswith("__")]
     things = [(name, getattr(ckpttool, name)) for name in sorted(names, key=str.lower)]
-    functions = [each for each in things if not isinstance(each[1], (type, ModuleType))]
-    classes = [each for each in things if isinstance(each[1], type)]
-    modules = [each for each in things if isinstance(each[1], ModuleType)]
+    functions = [item for item in things if not isinstance(item[1], (type, ModuleType))]
+    classes = [item for item in things if isinstance(item[1], type)]
+    modules = [item for item in things if isinstance(item[1], ModuleType)]
     parts = [
         HEAD,
         "## Functions\n\n",
-        *(_function(name, thing) for name, thing in functions),
+        *(_function(name, function) for name, function in functions),
         "## Classes\n\n",
-        *(_class(name, thing) for name, thing in classes),
+        *(_class(name, kind) for name, kind in classes),
         "## Modules\n\n",
-        *(_module(name, thing) for name, thing in modules),
+        *(_module(name, module) for name, module in modules),
     ]
     return "".join(parts).rstrip("\n") + "\n"
 
@@ -50,10 +50,10 @@ def _function(name: str, function: Any) -> str:
 
 
 def _class(name: str, kind: type) -> str:
-    arguments, made = "".join(_arguments(kind)), ""
+    arguments, heading = "".join(_arguments(kind)), ""
     if not arguments and not issubclass(kind, Exception):
-        made = f"{_fenced(f'ckpttool.{name}{_signature(kind)}')}\n"
-    return f"### {name}\n\n{made}{_first(kind)}\n\n{arguments}{''.join(_members(kind))}"
+        heading = f"{_fenced(f'ckpttool.{name}{_signature(kind)}')}\n"
+    return f"### {name}\n\n{heading}{_first(kind)}\n\n{arguments}{''.join(_members(kind))}"
 
 
 def _module(name: str, module: ModuleType) -> str:
@@ -69,11 +69,11 @@ def _module(name: str, module: ModuleType) -> str:
     return f"### {name}\n\n{_first(module)}\n\n{rows}\n"
 
 
-def _arguments(thing: Any) -> Iterator[str]:
+def _arguments(target: Any) -> Iterator[str]:
     """Yield a table of the arguments that the docstring lists, with their defaults."""
-    parameters = inspect.signature(thing).parameters
+    parameters = inspect.signature(target).parameters
     rows = []
-    for name, words, meaning in ENTRY.findall(inspect.getdoc(thing) or ""):
+    for name, words, meaning in ENTRY.findall(inspect.getdoc(target) or ""):
         if name in parameters:
             default = parameters[name].default
             shown = name if default is inspect.Parameter.empty else f"{name}={_default(default)}"
@@ -104,10 +104,10 @@ def _members(kind: type) -> Iterator[str]:
         yield "".join(rows) + "\n"
 
 
-def _signature(thing: Any, result: bool = False) -> str:
+def _signature(target: Any, result: bool = False) -> str:
     """Return the names and defaults of the arguments, with the type of the result if wanted."""
-    signature = inspect.signature(thing)
-    bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    signature = inspect.signature(target)
+    bare = [param.replace(annotation=inspect.Parameter.empty) for param in signature.parameters.values()]
     text = str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
     text = re.sub(r"AgentFacts\([^()]*\)", "AgentFacts()", text)
     text = re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", text)
@@ -118,13 +118,13 @@ def _fenced(call: str) -> str:
     if len(call) > WIDTH:
         head, _, rest = call.partition("(")
         inner, _, result = rest.rpartition(")")
-        arguments = "".join(f"    {each},\n" for each in re.split(r", (?=\*|\w+[=,]|\w+$)", inner))
+        arguments = "".join(f"    {part},\n" for part in re.split(r", (?=\*|\w+[=,]|\w+$)", inner))
         call = f"{head}(\n{arguments}){result}"
     return f"```text\n{call}\n```\n"
 
 
-def _first(thing: Any) -> str:
-    return _safe(" ".join(inspect.getdoc(thing).split("\n\n")[0].split()))
+def _first(target: Any) -> str:
+    return _safe(" ".join(inspect.getdoc(target).split("\n\n")[0].split()))
 
 
 def _safe(text: str) -> str:

@@ -48,7 +48,7 @@ def commands() -> list[str]:
     sys.path.insert(0, str(ROOT))
     from ckpttool.cli.app import COMMANDS
 
-    return [each.name for each in COMMANDS]
+    return [command.name for command in COMMANDS]
 
 
 def texts_of_help(every: Sequence[Sequence[str]]) -> list[str]:
@@ -64,8 +64,8 @@ def texts_of_help(every: Sequence[Sequence[str]]) -> list[str]:
 def page() -> str:
     """Return the whole page of the commands."""
     every: list[tuple[str, ...]] = [(), *((name,) for name in commands())]
-    told = zip(every, texts_of_help(every), strict=True)
-    parts = [f"## {' '.join(('ckpttool', *words))}\n\n```text\n{text}\n```\n" for words, text in told]
+    helps = zip(every, texts_of_help(every), strict=True)
+    parts = [f"## {' '.join(('ckpttool', *words))}\n\n```text\n{text}\n```\n" for words, text in helps]
     return "\n".join([HEAD, *parts])
 
 
@@ -89,7 +89,7 @@ def limits_page() -> str:
     from ckpttool.core import limits
 
     fields = dataclasses.fields(limits.Limits)
-    rows = [(each.name, _shown(each.name, each.default), each.metadata["meaning"]) for each in fields]
+    rows = [(field.name, _shown(field.name, field.default), field.metadata["meaning"]) for field in fields]
     return LIMITS + "".join(f"| `{name}` | {value} | {meaning} |\n" for name, value, meaning in rows)
 
 
@@ -161,7 +161,7 @@ def algorithms_table() -> str:
         targets = [
             f"`--to {name}`" for name, kind in TARGETS.items() if kind.layout == table.name and table.writes
         ]
-        names = (", ".join(each) or "-" for each in (table.plays, table.reads, table.writes, targets))
+        names = (", ".join(entries) or "-" for entries in (table.plays, table.reads, table.writes, targets))
         rows.append(f"| `{table.name}` | {' | '.join(names)} |")
     return "\n".join(rows) + "\n"
 
@@ -186,7 +186,7 @@ def gpu_pages() -> dict[str, str]:
 
     results = report.kept_results(ROOT / "benchmarks" / "results")
     plots = {report.plot_name(result): report.plot(result) or "" for result in results}
-    return {"gpu.md": report.page(results), **{name: made for name, made in plots.items() if made}}
+    return {"gpu.md": report.page(results), **{name: image for name, image in plots.items() if image}}
 
 
 def main() -> int:
@@ -213,11 +213,11 @@ def main() -> int:
         "everyday.md": everyday.page(),
         "model_pairs.md": "\n".join(filter(None, (model_pairs.page(), twins.page(), peers.page()))),
     }
-    for name, made in pages.items():
+    for name, content in pages.items():
         file = DOCS / name
         if sys.argv[1:] != ["--check"]:
-            file.write_text(made, encoding="utf-8")
-        elif not file.is_file() or file.read_text(encoding="utf-8") != made:
+            file.write_text(content, encoding="utf-8")
+        elif not file.is_file() or file.read_text(encoding="utf-8") != content:
             old.append(file)
     for file in sorted(set(DOCS.glob("gpu-*.svg")) - {DOCS / name for name in pages}):
         if sys.argv[1:] == ["--check"]:

@@ -144,17 +144,17 @@ def _table(entries: _Entries, *, back: bool = False) -> str:
     lines = ["| layer | from | to | rule |", "|---|---|---|---|"]
     for title, shapes, option in entries:
         layers = shapes if isinstance(shapes, tuple) else (shapes,)
-        rows = [row for each in layers for row in _moves(each, option, back=back)]
+        rows = [row for layer in layers for row in _moves(layer, option, back=back)]
         lines += [f"| {'' if number else f'{title} '}{row}" for number, row in enumerate(rows)]
     return "\n".join(lines) + "\n"
 
 
 def _moves(shapes: Shapes, option: str, *, back: bool) -> Iterator[str]:
     flatten = [option] if "," in option else []
-    given = parse_layer_options([f"a={option}"] if option and not flatten else [], flatten)
+    options = parse_layer_options([f"a={option}"] if option and not flatten else [], flatten)
     tree = _torch(shapes) if back else _tensorflow(shapes)
     plan = conversion_by_kinds.plan_to_tensorflow if back else conversion_by_kinds.plan_to_torch
-    return _rows(tree, plan(tree, given))
+    return _rows(tree, plan(tree, options))
 
 
 def _rows(tree: Tree, plan: Plan) -> Iterator[str]:
@@ -202,15 +202,15 @@ def _names() -> Iterator[str]:
     yield "N stands for 1, 2 and 3. A kind of `--kind` that is not listed is stored as another one is.\n"
     yield from _header("kind", "PyTorch", "Keras", "older classes", "ONNX", "settings that must agree")
     for row in LAYER_TYPES.values():
-        lists = [[name.format("N") for name in each] for each in (row.torch, row.keras, row.more, row.onnx)]
+        lists = [[name.format("N") for name in item] for item in (row.torch, row.keras, row.more, row.onnx)]
         if any(lists):
             settings = ", ".join(row.settings) or "-"
-            yield f"| {row.name} | {' | '.join(_code(*each) for each in lists)} | {settings} |"
+            yield f"| {row.name} | {' | '.join(_code(*names) for names in lists)} | {settings} |"
     yield "\nSettings, their names, and the defaults of most classes:\n"
     yield from _header("setting", "PyTorch", "default", "Keras", "default", "elsewhere")
     for setting in SETTINGS:
         defaults = (
-            "-" if each is None else f"`{each}`" for each in (setting.torch_default, setting.keras_default)
+            "-" if item is None else f"`{item}`" for item in (setting.torch_default, setting.keras_default)
         )
         torch, keras = (_code(*filter(None, [name])) for name in (setting.torch, setting.keras))
         cells = (torch, next(defaults), keras, next(defaults), _code(*setting.more))
@@ -235,13 +235,13 @@ def _optimizers() -> Iterator[str]:
         "|---|---|---|---|---|---|",
     )
     for family in FAMILIES:
-        for each in family.specs:
-            name = "velocity`, `buffer" if each.name == VELOCITY else each.name
-            names = (name, each.keras, each.edge, each.torch)
+        for spec in family.specs:
+            name = "velocity`, `buffer" if spec.name == VELOCITY else spec.name
+            names = (name, spec.keras, spec.edge, spec.torch)
             cells = (
                 family.name,
                 *(f"`{name}`" for name in names),
-                f"`{each.setting}`" if each.setting else "",
+                f"`{spec.setting}`" if spec.setting else "",
             )
             yield f"| {' | '.join(cells)} |"
     yield from (
@@ -252,9 +252,9 @@ def _optimizers() -> Iterator[str]:
         "|---|---|---|---|---|",
     )
     for family in FAMILIES:
-        own = [(name, each.value) for name, each in family.defaults.items() if each.library == "Keras"]
+        own = [(name, item.value) for name, item in family.defaults.items() if item.library == "Keras"]
         lists = (family.torch, family.arguments, [f"{name} = {value}" for name, value in own])
-        cells = (family.name, family.tf1 or "-", *(", ".join(f"`{each}`" for each in one) for one in lists))
+        cells = (family.name, family.tf1 or "-", *(", ".join(f"`{name}`" for name in one) for one in lists))
         yield f"| {' | '.join(cells)} |"
     yield "\nNot converted:\n"
     yield from (f"- {name}: {why}." for name, why in UNCONVERTED.items())

@@ -90,13 +90,13 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
 def _outside() -> set[str]:
     """Return the files beside the folder of the pages that a page links to, or one of these files."""
-    found: set[str] = set()
+    files: set[str] = set()
     waiting = [page.relative_to(ROOT).as_posix() for page in (ROOT / DOCS).rglob("*.md")]
     while waiting:
-        new = {path for path in _linked(waiting.pop()) if not path.startswith(f"{DOCS}/")} - found
-        found |= new
+        new = {path for path in _linked(waiting.pop()) if not path.startswith(f"{DOCS}/")} - files
+        files |= new
         waiting += [path for path in new if path.endswith(".md")]
-    return found
+    return files
 
 
 def _linked(path: str) -> Iterator[str]:

@@ -28,10 +28,10 @@ def write_picture(name: str) -> None:
     """Evaluate the agents and replace the picture."""
     option, *arguments = PICTURES[name]
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / name
-        command = (sys.executable, "-m", "ckpttool", "eval", *arguments, option, str(made))
+        picture = Path(folder) / name
+        command = (sys.executable, "-m", "ckpttool", "eval", *arguments, option, str(picture))
         subprocess.run(command, capture_output=True, check=True, cwd=ROOT)  # noqa: S603  # our own program
-        (DOCS / name).write_bytes(made.read_bytes())
+        (DOCS / name).write_bytes(picture.read_bytes())
 
 
 def main() -> int:

@@ -54,18 +54,18 @@ def run(folder: Path, command: str) -> str:
 
 def run_on_terminal(folder: Path, command: str) -> str:
     """Run a command with a terminal as its stdout and return the output with its escape codes."""
-    ours, theirs = pty.openpty()
+    master, terminal = pty.openpty()
     env = environment(TERM="xterm-256color", LINES=str(LINES), PAGER="cat")
     words = [sys.executable, "-m", *shlex.split(command)]
     printed = b""
     with subprocess.Popen(  # noqa: S603  # our own program
-        words, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.DEVNULL
+        words, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=terminal, stderr=subprocess.DEVNULL
     ) as process:
-        os.close(theirs)
+        os.close(terminal)
         with suppress(OSError):  # Linux raises EIO after the last writer
-            while piece := os.read(ours, 1 << 16):
+            while piece := os.read(master, 1 << 16):
                 printed += piece
-        os.close(ours)
+        os.close(master)
     if process.returncode:
         raise RuntimeError(f"{command} exited with {process.returncode}")
     return printed.decode().replace("\r\n", "\n")
@@ -127,7 +127,7 @@ def render_recording(screens: list[list[list[Segment]]]) -> str:
     height = LINES * LINE_HEIGHT + 2 * MARGIN
     total, begin, frames, drawn = sum(scene.seconds for scene in SCENES), 0, [], []
     for number, (scene, lines) in enumerate(zip(SCENES, screens, strict=True)):
-        first, last = (100 * each / total for each in (begin, begin + scene.seconds))
+        first, last = (100 * moment / total for moment in (begin, begin + scene.seconds))
         before = "0%{opacity:0}" if number else ""
         frames.append(
             f".s{number}{{animation-name:s{number}}}"
@@ -250,7 +250,7 @@ def make_film(folder: Path) -> bytes:
 
 def episode_length(document: dict[str, Any], frames: list[Image]) -> int:
     """Return the number of images of the first of two equally long episodes."""
-    lengths = {document["lengths"][each["episode"]] for each in document["video"]["episodes"]}
+    lengths = {document["lengths"][episode["episode"]] for episode in document["video"]["episodes"]}
     if len(lengths) != 1:
         raise RuntimeError(f"the episodes have {lengths} steps, and the film would not show both")
     return len(frames) // 2
@@ -261,23 +261,23 @@ def read_frames(file: Path) -> list[Image]:
     from PIL import Image, ImageSequence
 
     with Image.open(file) as film:
-        return [each.convert("RGB") for each in ImageSequence.Iterator(film)]
+        return [image.convert("RGB") for image in ImageSequence.Iterator(film)]
 
 
 def beside(left: Image, right: Image) -> Image:
     """Return two images side by side, smaller."""
     from PIL import Image
 
-    made = Image.new("RGB", (2 * FILM_SIDE, FILM_SIDE), "white")
-    for at, each in enumerate((left, right)):
-        made.paste(each.resize((FILM_SIDE, FILM_SIDE), Image.Resampling.LANCZOS), (at * FILM_SIDE, 0))
-    return made
+    image = Image.new("RGB", (2 * FILM_SIDE, FILM_SIDE), "white")
+    for at, half in enumerate((left, right)):
+        image.paste(half.resize((FILM_SIDE, FILM_SIDE), Image.Resampling.LANCZOS), (at * FILM_SIDE, 0))
+    return image
 
 
 def encode_gif(frames: list[Image]) -> bytes:
     """Return a GIF of the images with one palette."""
     palette = frames[0].quantize(48)
-    drawn = [each.quantize(palette=palette, dither=0) for each in frames]
+    drawn = [frame.quantize(palette=palette, dither=0) for frame in frames]
     out = io.BytesIO()
     drawn[0].save(
         out, "GIF", save_all=True, append_images=drawn[1:], duration=FILM_DELAY_MS, loop=0, optimize=True

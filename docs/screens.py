@@ -76,9 +76,9 @@ class Folder:
     def begun(self, block: Block) -> tuple[int, str]:
         """Run a block; return the exit status and the output."""
         lines = block.text.splitlines()
-        plain = [found for line in lines if (found := PLAIN.fullmatch(line)) is not None]
+        plain = [match for line in lines if (match := PLAIN.fullmatch(line)) is not None]
         if block.tag == "sh" and len(plain) == len(lines):
-            return self.commanded([(found[1], int(found[2] or 0)) for found in plain])
+            return self.commanded([(match[1], int(match[2] or 0)) for match in plain])
         command = ["sh", "-euc", block.text] if block.tag == "sh" else [sys.executable, "-c", block.text]
         return self.process(command, subprocess.STDOUT)
 
@@ -88,10 +88,10 @@ class Folder:
         The output of each is its stdout followed by its stderr.
         """
         output = ""
-        for command, wanted in commands:
+        for command, expected in commands:
             status, printed = self.one(shlex.split(command))
             output += printed
-            if status not in (0, wanted):
+            if status not in (0, expected):
                 return status, output
         return 0, output
 
@@ -144,8 +144,8 @@ def refresh(page: Path, *, fresh: bool) -> int:
     changed = 0
     for block, printed in reversed(ran):
         if block.tag == "text" and printed is not None and (fresh or differs(block, printed)):
-            made = fitted(block.text, printed, None if fresh else varying(block)).splitlines()
-            lines[block.line : block.line + len(block.text.splitlines())] = made
+            built = fitted(block.text, printed, None if fresh else varying(block)).splitlines()
+            lines[block.line : block.line + len(block.text.splitlines())] = built
             changed += 1
     if changed:
         page.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

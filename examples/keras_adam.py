@@ -19,8 +19,8 @@ class KerasAdam(torch.optim.Adam):
         """Make one update with the `eps` of every group converted to Keras's form."""
         stored = [group["eps"] for group in self.param_groups]
         for group in self.param_groups:
-            made = (float(self.state[p]["step"]) for p in group["params"] if "step" in self.state.get(p, {}))
-            group["eps"] /= (1 - group["betas"][1] ** (next(made, 0.0) + 1)) ** 0.5
+            steps = (float(self.state[p]["step"]) for p in group["params"] if "step" in self.state.get(p, {}))
+            group["eps"] /= (1 - group["betas"][1] ** (next(steps, 0.0) + 1)) ** 0.5
         try:
             return super().step(closure)
         finally:

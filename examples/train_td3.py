@@ -213,8 +213,8 @@ def write_sidecar(path: Path, run: Run) -> None:
     facts = describe(run.spec, run.settings.env)
     provenance = dict.fromkeys(facts, "given by examples/train_td3.py")
     weights = digest(str(path)).sha256
-    told = sidecar.Sidecar(target_sha256=weights, provenance=provenance, **facts)
-    Path(sidecar.sidecar_path(str(path))).write_bytes(told.encode())
+    facts_record = sidecar.Sidecar(target_sha256=weights, provenance=provenance, **facts)
+    Path(sidecar.sidecar_path(str(path))).write_bytes(facts_record.encode())
 
 
 def step_of(path: Path, agent: Agent) -> int:

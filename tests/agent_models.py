@@ -19,7 +19,7 @@ def compare_steps(folder: Path) -> dict[str, Any]:
 
     import ckpttool
 
-    found = {}
+    differences = {}
     for path in map(str, sorted(folder.glob("*_agent.*"))):
         agent = ckpttool.load_agent(path)
         shape = agent.observation_space.shape
@@ -28,7 +28,7 @@ def compare_steps(folder: Path) -> dict[str, Any]:
             obs = obs / 128 - 1
         model = next(iter(agent.networks("tensorflow").values()))
         known, after = (agent.scores(obs), None) if agent.choices else agent.predict(obs)
-        pairs, states = [], [np.zeros_like(each) for each in after or ()]
+        pairs, states = [], [np.zeros_like(array) for array in after or ()]
         with tf.GradientTape() as tape:
             output, *states = model(obs, *states) if states else [model(obs)]
             pairs += [(output, known), *zip(states, after or (), strict=True)]
@@ -36,13 +36,13 @@ def compare_steps(folder: Path) -> dict[str, Any]:
                 output, *states = model(obs, *states)
                 pairs.append((output, agent.predict(obs, after)[0]))
             loss = tf.reduce_sum(output)
-        gradients = tape.gradient(loss, [each.value for each in model.trainable_variables])
-        found[Path(path).stem] = {
-            "apart": max(float(np.abs(ours.numpy() - own).max()) for ours, own in pairs),
+        gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+        differences[Path(path).stem] = {
+            "apart": max(float(np.abs(variable.numpy() - own).max()) for variable, own in pairs),
             "compared": len(pairs),
-            "gradients": all(each is not None for each in gradients),
+            "gradients": all(gradient is not None for gradient in gradients),
         }
-    return found
+    return differences
 
 
 def _compare(path: str) -> dict[str, Any]:
@@ -65,13 +65,13 @@ def _compare(path: str) -> dict[str, Any]:
             mean, deviation = actor.distribution(obs)
             loss = tf.reduce_sum(mean) + tf.reduce_sum(tf.math.log(deviation))
     weights = actor.trainable_variables
-    gradients = tape.gradient(loss, [each.value for each in weights])
+    gradients = tape.gradient(loss, [weight.value for weight in weights])
     known = agent.scores(obs) if agent.choices is not None else agent.act(obs)
-    stored = {each.array().tobytes() for _, each in ckpttool.open(path).tree.tensors()}
-    arrays = [each.numpy() for each in weights]
+    stored = {leaf.array().tobytes() for _, leaf in ckpttool.open(path).tree.tensors()}
+    arrays = [weight.numpy() for weight in weights]
     holds = {
         "weights": all(a.tobytes() in stored or a.T.tobytes() in stored for a in arrays),
-        "gradients": all(each is not None for each in gradients),
+        "gradients": all(gradient is not None for gradient in gradients),
         "model": isinstance(actor, keras.Model),
     }
     critic = 0.0

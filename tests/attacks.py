@@ -94,7 +94,7 @@ class Target:
         try:
             self.listener.accept()[0].close()
         except BlockingIOError:
-            names = {each.name for each in self.folder.iterdir()}
+            names = {path.name for path in self.folder.iterdir()}
             victim = self.folder / "victim.txt"
             return (
                 "written" not in names
@@ -128,7 +128,7 @@ def outcomes(there: dict[str, object]) -> dict[str, str]:
 
 def parse_done(text: str) -> set[str]:
     """Return the attacks that were done, from the text of an error that ends `Target.program`."""
-    found = re.search(r"attacks: (\d+), done: ([a-z ]*)\.", text)
-    assert found, text
-    assert int(found[1]) == len(ATTACKS)
-    return set(found[2].split())
+    match = re.search(r"attacks: (\d+), done: ([a-z ]*)\.", text)
+    assert match, text
+    assert int(match[1]) == len(ATTACKS)
+    return set(match[2].split())

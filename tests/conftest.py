@@ -173,15 +173,15 @@ def in_process(
             gc.enable()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-    said = []
+    texts = []
     for stream in (out, err):
         stream.flush()
-        said.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]  # a BytesIO
+        texts.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]  # a BytesIO
     assert isinstance(left.value.code, int)
-    schemas.require_printed(arguments, said[0])
+    schemas.require_printed(arguments, texts[0])
     if left.value.code:
-        refusals.require_stated(arguments, "".join(said))
-    ran = Ran(left.value.code, *said)
+        refusals.require_stated(arguments, "".join(texts))
+    ran = Ran(left.value.code, *texts)
     if ran.status == 2 and refusals.FOLLOWED:
         refusals.follow(ran.err, cwd, in_process)
     return ran
@@ -283,7 +283,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if layouts and (names := getattr(item, "fixturenames", [])) and names[0] != _BEHIND_ROWS:
             names.insert(0, _BEHIND_ROWS)
     if config.getoption("--golden"):
-        items[:] = [each for each in items if "golden" in getattr(each, "fixturenames", ())]
+        items[:] = [item for item in items if "golden" in getattr(item, "fixturenames", ())]
 
 
 def pytest_collection_finish() -> None:

@@ -436,7 +436,7 @@ def _torch_mlp(make: Callable[[Any], Any], *last: Callable[[Any], Any]) -> Build
         nn.Linear(8, 8),
         make(nn),
         nn.Linear(8, 3),
-        *(each(nn) for each in last),
+        *(make_layer(nn) for make_layer in last),
     ]
 
 
@@ -526,12 +526,12 @@ TORCH = {
 def draw_weights(shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
     """Return the tensors of a model of a family: the same for each variant."""
     draw = np.random.default_rng(0)
-    found = []
+    weights = []
     for shape in shapes:
         fan = int(np.prod(shape[:-1])) or 1
         scale = 1.5 / np.sqrt(fan) if len(shape) > 1 else 0.3
-        found.append((draw.standard_normal(shape) * scale + (len(shape) == 1) * 0.6).astype(np.float32))
-    return found
+        weights.append((draw.standard_normal(shape) * scale + (len(shape) == 1) * 0.6).astype(np.float32))
+    return weights
 
 
 def inputs(shape: tuple[int, ...]) -> np.ndarray:
@@ -546,9 +546,9 @@ def file_name(family: str, variant: str, suffix: str) -> str:
 
 def locate(folder: Path, name: str) -> Path:
     """Return the path of a file, in a folder of its own: neighbors are searched for facts."""
-    place = folder / name.replace(".", "_")
-    place.mkdir(exist_ok=True)
-    return place / name
+    home = folder / name.replace(".", "_")
+    home.mkdir(exist_ok=True)
+    return home / name
 
 
 def _write_keras(folder: Path, keras: Any, families: Mapping[str, Family], suffix: str) -> None:
@@ -557,10 +557,10 @@ def _write_keras(folder: Path, keras: Any, families: Mapping[str, Family], suffi
         for name, build in family.variants.items():
             keras.utils.set_random_seed(0)
             model = keras.Sequential([keras.layers.Input(family.shape), *build(keras)])
-            drawn = iter(draw_weights([tuple(each.shape) for each in model.trainable_weights]))
-            for each in model.weights:
-                trained = any(each is one for one in model.trainable_weights)
-                each.assign(next(drawn) if trained else np.full(tuple(each.shape), 0.7, np.float32))
+            drawn = iter(draw_weights([tuple(weight.shape) for weight in model.trainable_weights]))
+            for weight in model.weights:
+                trained = any(weight is one for one in model.trainable_weights)
+                weight.assign(next(drawn) if trained else np.full(tuple(weight.shape), 0.7, np.float32))
             path = locate(folder, file_name(title, name, suffix))
             model.save(str(path))
             if name in _REWRITTEN:
@@ -573,15 +573,15 @@ def _write_keras(folder: Path, keras: Any, families: Mapping[str, Family], suffi
 def _rewrite(path: Path, change: tuple[Any, Any]) -> None:
     """Replace a setting `activation` in the configuration of a `.keras` file."""
     with zipfile.ZipFile(path) as archive:
-        members = {each: archive.read(each) for each in archive.namelist()}
+        members = {member: archive.read(member) for member in archive.namelist()}
 
     def changed(value: Any) -> Any:
         if isinstance(value, dict):
             return {
-                key: change[1] if key == "activation" and each == change[0] else changed(each)
-                for key, each in value.items()
+                key: change[1] if key == "activation" and item == change[0] else changed(item)
+                for key, item in value.items()
             }
-        return [changed(each) for each in value] if isinstance(value, list) else value
+        return [changed(item) for item in value] if isinstance(value, list) else value
 
     members["config.json"] = json.dumps(changed(json.loads(members["config.json"]))).encode()
     with zipfile.ZipFile(path, "w") as archive:
@@ -612,20 +612,20 @@ def write_torch(folder: str) -> None:
     for title, family in TORCH.items():
         for name, build in family.variants.items():
             model = nn.Sequential(*build(nn)).eval()
-            given = torch.from_numpy(inputs(family.shape))
+            batch = torch.from_numpy(inputs(family.shape))
             with torch.no_grad():
-                for each, value in zip(
+                for parameter, value in zip(
                     model.parameters(),
-                    draw_weights([tuple(each.shape) for each in model.parameters()]),
+                    draw_weights([tuple(parameter.shape) for parameter in model.parameters()]),
                     strict=True,
                 ):
-                    each.copy_(torch.from_numpy(value))
-                output = model(given.clone()).numpy()
+                    parameter.copy_(torch.from_numpy(value))
+                output = model(batch.clone()).numpy()
             names = [file_name(title, name, suffix) for suffix in (".pt", ".ts", ".traced.ts")]
-            whole, scripted, traced = (locate(Path(folder), each) for each in names)
+            whole, scripted, traced = (locate(Path(folder), name) for name in names)
             torch.save(model, whole)
             torch.jit.script(model).save(str(scripted))
-            torch.jit.trace(model, given[:1].clone()).save(str(traced))
+            torch.jit.trace(model, batch[:1].clone()).save(str(traced))
             outputs |= dict.fromkeys(names, output)
     np.savez(Path(folder, "outputs.pt.npz"), **outputs)
 
@@ -754,14 +754,14 @@ def write_onnx(folder: str) -> None:
         drawn = dict(zip(shapes, draw_weights([*shapes.values()]), strict=True))
         for name, build in family.variants.items():
             nodes = build(helper)
-            used = [each for each in shapes if any(each in node.input for node in nodes)]
+            used = [name for name in shapes if any(name in node.input for node in nodes)]
             wide = 8 if title != "mlp" else 3
             graph = helper.make_graph(
                 nodes,
                 "policy",
                 [helper.make_tensor_value_info("obs", 1, ["batch", *family.shape])],
                 [helper.make_tensor_value_info("action", 1, ["batch", wide])],
-                [numpy_helper.from_array(drawn[each], each) for each in used],
+                [numpy_helper.from_array(drawn[name], name) for name in used],
             )
             model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
             path = locate(Path(folder), file_name(title, name, ".onnx"))
@@ -789,12 +789,12 @@ class FactPair:
         """The options of `verify` for programs that are no policy, and for functions that Keras imports."""
         if not self.equal:
             return {}
-        found: dict[str, Any] = {}
-        if any(_PROGRAMS.match(each) for each in (self.a, self.b)):
-            found = {"run_code": True}
-        if found and self.a.endswith(".ts"):
-            found["input_shapes"] = ("3,9,9" if self.a.startswith("convolution") else "6",)
-        return found
+        options: dict[str, Any] = {}
+        if any(_PROGRAMS.match(file) for file in (self.a, self.b)):
+            options = {"run_code": True}
+        if options and self.a.endswith(".ts"):
+            options["input_shapes"] = ("3,9,9" if self.a.startswith("convolution") else "6",)
+        return options
 
     @property
     def title(self) -> str:
@@ -804,7 +804,7 @@ class FactPair:
 
 def _family_pairs(title: str, family: Family, suffix: str) -> Iterator[FactPair]:
     """Yield neighbors of every group of equal variants, and the first variant with all others that differ."""
-    groups = {each: group for group in family.equal for each in group}
+    groups = {variant: group for group in family.equal for variant in group}
     for group in family.equal:
         for one, two in pairwise(group):
             yield FactPair(file_name(title, one, suffix), file_name(title, two, suffix), equal=True)
@@ -887,11 +887,11 @@ def write(folder: Path) -> None:
 
 def outputs(folder: Path) -> dict[str, np.ndarray]:
     """Return the output of every file's model, computed by its framework."""
-    found = {}
+    outputs = {}
     for file in folder.glob("outputs*.npz"):
         with np.load(file) as arrays:
-            found.update({name: arrays[name] for name in arrays.files})
-    return found
+            outputs.update({name: arrays[name] for name in arrays.files})
+    return outputs
 
 
 def is_same(one: np.ndarray, two: np.ndarray) -> bool:
@@ -948,12 +948,12 @@ def shared_processes() -> Iterator[None]:
 
 def compare(folder: Path, pair: FactPair) -> Outcome:
     """Return what `verify` finds, with the exit status of the command."""
-    files = [str(locate(folder, each)) for each in (pair.a, pair.b)]
+    files = [str(locate(folder, file)) for file in (pair.a, pair.b)]
     try:
-        found = verify_module.verify(*files, **pair.options)
+        result = verify_module.verify(*files, **pair.options)
     except CkpttoolError as error:
         return Outcome(pair, 2, (), " ".join(str(error).split()))
-    return Outcome(pair, 0 if found.within else 1, found.backends, "; ".join(found.assumed))
+    return Outcome(pair, 0 if result.within else 1, result.backends, "; ".join(result.assumed))
 
 
 def main() -> None:
@@ -976,11 +976,11 @@ def main() -> None:
                 if options.only not in pair.title:
                     continue
                 truth = is_same(computed[pair.a], computed[pair.b])
-                found = compare(folder, pair)
-                counts[pair.equal, found.status] = counts.get((pair.equal, found.status), 0) + 1
-                mark = "?" if truth is not pair.equal else "-+"[found.right]
+                outcome = compare(folder, pair)
+                counts[pair.equal, outcome.status] = counts.get((pair.equal, outcome.status), 0) + 1
+                mark = "?" if truth is not pair.equal else "-+"[outcome.right]
                 if mark != "+" or not options.wrong:
-                    row = (mark, found.status, pair.title, "|", *found.engines, "|", found.text[:230])
+                    row = (mark, outcome.status, pair.title, "|", *outcome.engines, "|", outcome.text[:230])
                     print(*row, flush=True)  # noqa: T201
         for (equal, status), count in sorted(counts.items()):
             print(f"{'equal' if equal else 'different'} exit {status}: {count}")  # noqa: T201

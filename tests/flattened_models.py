@@ -197,7 +197,7 @@ def _write_sources(name: str) -> None:
     model(np.zeros((1, *SHAPES[name]), "float32"))
     generator = np.random.default_rng(0)
     model.set_weights(
-        [generator.standard_normal(each.shape).astype("float32") for each in model.get_weights()]
+        [generator.standard_normal(weight.shape).astype("float32") for weight in model.get_weights()]
     )
     model.save_weights(f"{name}.weights.h5")
     torch.save(globals()[f"torch_{name}"]().state_dict(), f"{name}.pt")
@@ -220,45 +220,45 @@ def _outputs(framework: str, name: str, file: str) -> np.ndarray:
 
 def _tensors(file: str) -> list[bytes]:
     """Return the numbers of all tensors of a file."""
-    found: list[Any] = []
+    arrays: list[Any] = []
     if file.endswith(".h5"):
         import h5py
 
         with h5py.File(file) as opened:
             opened.visititems(
-                lambda _, each: found.append(each[()]) if isinstance(each, h5py.Dataset) else None
+                lambda _, array: arrays.append(array[()]) if isinstance(array, h5py.Dataset) else None
             )
     else:
         import torch
 
-        found = [each.numpy() for each in torch.load(file).values()]
-    return sorted(str(each.shape).encode() + np.ascontiguousarray(each).tobytes() for each in found)
+        arrays = [tensor.numpy() for tensor in torch.load(file).values()]
+    return sorted(str(array.shape).encode() + np.ascontiguousarray(array).tobytes() for array in arrays)
 
 
 def _notes(done: Any) -> dict[str, Any]:
     return {
         "written": done.written,
         "stated": [note for note in done.report.notes if "--flatten" in note],
-        "assumed": [each for each in done.report.assumed if "flatten" in each],
+        "assumed": [note for note in done.report.assumed if "flatten" in note],
     }
 
 
 def _converted(name: str, source: str, target: str) -> dict[str, Any]:
     """Return what both conversions of a model make."""
     shapes = {"keras": SHAPES[name], "torch": _first(SHAPES[name])}
-    theirs, ours = (f"flattened_models:{each}_{name}" for each in (source, target))
-    file, made = f"{name}{SUFFIXES[source]}", f"{source}-{name}{SUFFIXES[target]}"
-    like = ModelSpec(ours, shapes=(shapes[target],) if name in UNSTATED else ())
-    filled = fill(file, made, like, like_source=theirs)
+    source_factory, own = (f"flattened_models:{framework}_{name}" for framework in (source, target))
+    file, target_file = f"{name}{SUFFIXES[source]}", f"{source}-{name}{SUFFIXES[target]}"
+    like = ModelSpec(own, shapes=(shapes[target],) if name in UNSTATED else ())
+    filled = fill(file, target_file, like, like_source=source_factory)
     assert filled.proof is not None, filled.report
-    one, other = _outputs(source, name, file), _outputs(target, name, made)
+    one, other = _outputs(source, name, file), _outputs(target, name, target_file)
     stated = source == "keras" and name not in UNSTATED
-    code = ModelSpec(theirs, shapes=() if stated else (shapes[source],))
-    plain = convert(file, f"plain-{made}", like_source=code)
+    code = ModelSpec(source_factory, shapes=() if stated else (shapes[source],))
+    plain = convert(file, f"plain-{target_file}", like_source=code)
     return {
         "like": {**_notes(filled), "verified": filled.proof.verified},
         "far": float(np.abs(one - other).max() / np.abs(one).max()),
-        "plain": {**_notes(plain), "same": _tensors(made) == _tensors(f"plain-{made}")},
+        "plain": {**_notes(plain), "same": _tensors(target_file) == _tensors(f"plain-{target_file}")},
     }
 
 
@@ -268,10 +268,10 @@ def main(folder: str, *sources: str) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     filling.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
     two_models.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
-    found: dict[str, Any] = {}
-    for name in dict.fromkeys(each.partition(" ")[2] for each in sources):
+    outcomes: dict[str, Any] = {}
+    for name in dict.fromkeys(name.partition(" ")[2] for name in sources):
         _write_sources(name)
-    for each in sources:
-        source, _, name = each.partition(" ")
-        found[each] = _converted(name, source, "torch" if source == "keras" else "keras")
-    Path("outcomes.json").write_text(json.dumps(found))
+    for title in sources:
+        source, _, name = title.partition(" ")
+        outcomes[title] = _converted(name, source, "torch" if source == "keras" else "keras")
+    Path("outcomes.json").write_text(json.dumps(outcomes))

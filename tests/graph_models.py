@@ -192,7 +192,7 @@ def build_all(folder: Path) -> None:
     _write(folder, None, functions=False)
 
 
-def _write(folder: Path, wanted: tuple[str, ...] | None, *, functions: bool) -> None:
+def _write(folder: Path, names: tuple[str, ...] | None, *, functions: bool) -> None:
     """Write a SavedModel, and each signature's input and outputs."""
     import keras
     import tensorflow as tf
@@ -201,7 +201,7 @@ def _write(folder: Path, wanted: tuple[str, ...] | None, *, functions: bool) -> 
     module, arrays, signatures = tf.Module(), {}, {}
     module.layers = {}
     for name, (layer, shape) in list_layers(keras).items():
-        if name not in wanted if wanted is not None else name in USUAL:
+        if name not in names if names is not None else name in USUAL:
             continue
         value = x(*(3 if extent is None else extent for extent in shape))
         arrays[f"{name}/input"] = (
@@ -275,7 +275,7 @@ def _function(tf: Any, function: Any, spec: Any) -> Any:
     def call(value: Any) -> dict[str, Any]:
         result = function(value)
         results = result if isinstance(result, tuple | list) else [result]
-        return {f"part_{number}": each for number, each in enumerate(results)}
+        return {f"part_{number}": result for number, result in enumerate(results)}
 
     return tf.function(call, input_signature=[spec]).get_concrete_function()
 

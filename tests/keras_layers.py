@@ -39,16 +39,18 @@ NOT_RESTORED = {"keras": frozenset(("unscaled",)), "tf_keras": frozenset(("depth
 
 def inputs() -> dict[str, np.ndarray]:
     generator = np.random.default_rng(3)
-    found = {name: generator.standard_normal(shape).astype(np.float32) for name, (_, shape) in LAYERS.items()}
-    return found | {"embedding": generator.integers(0, 6, LAYERS["embedding"][1])}
+    arrays = {
+        name: generator.standard_normal(shape).astype(np.float32) for name, (_, shape) in LAYERS.items()
+    }
+    return arrays | {"embedding": generator.integers(0, 6, LAYERS["embedding"][1])}
 
 
-def _built(library: Any, name: str, given: np.ndarray) -> tuple[Any, Callable[[], np.ndarray]]:
+def _built(library: Any, name: str, array: np.ndarray) -> tuple[Any, Callable[[], np.ndarray]]:
     layer = LAYERS[name][0](library.layers)
 
     def run() -> np.ndarray:
-        found = layer(given, given) if name == "attention" else layer(given)
-        return np.asarray(found)
+        output = layer(array, array) if name == "attention" else layer(array)
+        return np.asarray(output)
 
     run()
     return layer, run
@@ -69,8 +71,8 @@ def _tf1_cells(tf: Any, generator: np.random.Generator) -> dict[str, np.ndarray]
     """Run TensorFlow 1's cells over a sequence; return weights by name and outputs as `NAME/outputs`."""
     from tf_keras.src.layers.rnn import legacy_cells
 
-    given = np.random.default_rng(4).standard_normal(CELLS_INPUT).astype(np.float32)
-    found: dict[str, np.ndarray] = {}
+    sequence = np.random.default_rng(4).standard_normal(CELLS_INPUT).astype(np.float32)
+    result: dict[str, np.ndarray] = {}
     for name, make in {
         "one/basic_lstm_cell": lambda: legacy_cells.BasicLSTMCell(UNITS),
         "two/lstm_cell": lambda: legacy_cells.LSTMCell(UNITS),
@@ -78,37 +80,37 @@ def _tf1_cells(tf: Any, generator: np.random.Generator) -> dict[str, np.ndarray]
     }.items():
         cell = make()
         state = cell.zero_state(CELLS_INPUT[0], tf.float32)
-        cell(given[:, 0], state)
+        cell(sequence[:, 0], state)
         _randomise(cell, generator)
         outputs = []
         for step in range(CELLS_INPUT[1]):
-            output, state = cell(given[:, step], state)
+            output, state = cell(sequence[:, step], state)
             outputs.append(np.asarray(output))
         for variable in cell.weights:
-            found[f"{name}/{variable.name.rpartition('/')[2].removesuffix(':0')}"] = variable.numpy()
-        found[f"{name.partition('/')[0]}/outputs"] = np.stack(outputs, 1)
-    return found
+            result[f"{name}/{variable.name.rpartition('/')[2].removesuffix(':0')}"] = variable.numpy()
+        result[f"{name.partition('/')[0]}/outputs"] = np.stack(outputs, 1)
+    return result
 
 
 def _cudnn_cells(layers: Any, generator: np.random.Generator) -> dict[str, np.ndarray]:
     """Give Keras weights of its cuDNN layers, which it converts; return them, and what it computes then."""
     from tf_keras.src.saving.legacy.hdf5_format import preprocess_weights_for_loading
 
-    given = np.random.default_rng(4).standard_normal(CELLS_INPUT).astype(np.float32)
-    found: dict[str, np.ndarray] = {}
+    sequence = np.random.default_rng(4).standard_normal(CELLS_INPUT).astype(np.float32)
+    outputs: dict[str, np.ndarray] = {}
     for name, cls, gates in (("four", layers.LSTM, 4), ("five", layers.GRU, 3)):
         layer = cls(UNITS, return_sequences=True)
-        layer(given)
+        layer(sequence)
         shapes = ((CELLS_INPUT[2], gates * UNITS), (UNITS, gates * UNITS), (2 * gates * UNITS,))
         weights = [generator.standard_normal(shape).astype(np.float32) for shape in shapes]
         layer.set_weights(preprocess_weights_for_loading(layer, weights))
         names = ("kernel", "recurrent_kernel", "bias")
-        found |= {f"{name}/{word}": weight for word, weight in zip(names, weights, strict=True)}
-        found[f"{name}/outputs"] = np.asarray(layer(given))
-    return found
+        outputs |= {f"{name}/{word}": weight for word, weight in zip(names, weights, strict=True)}
+        outputs[f"{name}/outputs"] = np.asarray(layer(sequence))
+    return outputs
 
 
-def _loaded(keras: Any, file: Path, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _loaded(keras: Any, file: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return what a model of Keras 3 gives with the weights of a file."""
 
     class Model(keras.Model):  # type: ignore[misc]
@@ -117,7 +119,7 @@ def _loaded(keras: Any, file: Path, given: dict[str, np.ndarray]) -> dict[str, n
     model, calls = Model(), {}
     for name in LAYERS:
         if name not in NOT_RESTORED["keras"]:
-            layer, calls[name] = _built(keras, name, given[name])
+            layer, calls[name] = _built(keras, name, arrays[name])
             setattr(model, name, layer)
     model.built = True
     model.load_weights(file)
@@ -130,13 +132,13 @@ def run(folder: Path) -> list[str]:
     import tensorflow as tf
     import tf_keras
 
-    given = inputs()
+    arrays = inputs()
     names = []
     for library in (keras, tf_keras):
         word = "keras" if library is keras else "tf_keras"
         generator = np.random.default_rng(5)
         built = {
-            name: _built(library, name, given[name])
+            name: _built(library, name, arrays[name])
             for name in LAYERS
             if library is keras or name not in ONLY_KERAS_3
         }
@@ -154,7 +156,7 @@ def run(folder: Path) -> list[str]:
         status.assert_existing_objects_matched()
         np.savez(folder / f"{word}_restored.npz", **{name: call() for name, (_, call) in kept.items()})
         names.append(word)
-    np.savez(folder / "keras_loaded.npz", **_loaded(keras, folder / "from_torch.weights.h5", given))
+    np.savez(folder / "keras_loaded.npz", **_loaded(keras, folder / "from_torch.weights.h5", arrays))
     generator = np.random.default_rng(6)
     cells = _tf1_cells(tf, generator) | _cudnn_cells(tf_keras.layers, generator)
     np.savez(folder / "cells.npz", **cells)

@@ -139,7 +139,7 @@ def build(folder: Path) -> dict[str, Any]:
     import numpy as np
 
     keras.utils.set_random_seed(1)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, (model, shape) in models(keras).items():
         train(model, shape, keras.optimizers.Adam())
         model.save_weights(folder / f"{name}.weights.h5")
@@ -147,7 +147,7 @@ def build(folder: Path) -> dict[str, Any]:
         if name not in ("agent", "plain", "actor"):
             model.save(folder / f"{name}.keras")
             model.save(folder / f"{name}.h5") if name != "half" else None
-        found[name] = facts(model)
+        result[name] = facts(model)
     for name, (cls, options) in OPTIMIZERS.items():
         small = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(2)])
         train(small, (3,), getattr(keras.optimizers, cls)(**options))
@@ -155,22 +155,22 @@ def build(folder: Path) -> dict[str, Any]:
             variable.assign(np.random.default_rng(len(variable.path)).random(variable.shape))
         small.save(folder / f"opt_{name}.keras")
         small.save_weights(folder / f"opt_{name}.weights.h5")
-        found[f"opt_{name}"] = facts(small)
-    return found
+        result[f"opt_{name}"] = facts(small)
+    return result
 
 
 def load(folder: Path) -> dict[str, Any]:
     """Load the files that were written by us into fresh models and return what Keras finds in them."""
     import keras
 
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, (model, shape) in models(keras).items():
         train(model, shape, keras.optimizers.Adam())
         for file in (f"ours_{name}", f"mapped_{name}"):
             if (folder / f"{file}.weights.h5").exists():
                 model.load_weights(folder / f"{file}.weights.h5")
-                found[file] = facts(model)
-    return found
+                result[file] = facts(model)
+    return result
 
 
 def build_tf_keras(folder: Path) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def build_tf_keras(folder: Path) -> dict[str, Any]:
     inner = keras.Sequential([layers.Dense(3, name="frozen"), layers.Dense(3, name="free")], name="inner")
     model = keras.Model(obs, inner(x))
     inner.layers[0].trainable = False
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for name, optimizer in {
         "tfk": keras.optimizers.Adam(),
         "tfk_amsgrad": keras.optimizers.Adam(amsgrad=True),
@@ -202,9 +202,9 @@ def build_tf_keras(folder: Path) -> dict[str, Any]:
         model.save_weights(folder / f"{name}_weights.h5")
         variables = [(v.name, digest(v.numpy())) for v in model.variables]
         state = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-        found[name] = {
+        facts[name] = {
             "variables": variables,
             "optimizer": [(v.name, digest(v.numpy())) for v in state],
             "trainable": [v.name for v in model.trainable_variables],
         }
-    return found
+    return facts

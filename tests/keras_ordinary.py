@@ -185,9 +185,9 @@ def together(
 ) -> Iterator[tuple[str, Any]]:
     """Yield one model per kind of input, with every layer of that kind."""
     for kind in kinds:
-        made = [make for _, each, make in _layers(keras, more) if each == kind]
+        makers = [make for _, title, make in _layers(keras, more) if title == kind]
         x = _input(keras, kind)
-        yield f"every {kind}", keras.Model(x, [make(keras.layers)(x) for make in made])
+        yield f"every {kind}", keras.Model(x, [make(keras.layers)(x) for make in makers])
 
 
 def apart(keras: Any, more: dict[Any, dict[str, Make]]) -> Iterator[tuple[str, Any]]:
@@ -211,7 +211,7 @@ def kinds(keras: Any) -> Iterator[tuple[str, Any]]:
         k.Concatenate(),
         k.Dot(1),
     ]
-    yield "merges", keras.Model([a, b], [each([a, b]) for each in merged])
+    yield "merges", keras.Model([a, b], [merge([a, b]) for merge in merged])
     s = keras.Input(SERIES)
     attended = k.MultiHeadAttention(2, 3, dropout=0.1)(s, s, use_causal_mask=True)
     yield (
@@ -236,7 +236,7 @@ def kinds(keras: Any) -> Iterator[tuple[str, Any]]:
     )
     yield "two heads", heads
     schedules = keras.optimizers.schedules
-    for place, rate in enumerate(
+    for index, rate in enumerate(
         (
             schedules.ExponentialDecay(0.1, 10, 0.9, staircase=True),
             schedules.PiecewiseConstantDecay([3, 6], [0.1, 0.01, 0.001]),
@@ -248,9 +248,9 @@ def kinds(keras: Any) -> Iterator[tuple[str, Any]]:
         names = ("SGD", "RMSprop", "AdamW", "Nadam", "Adagrad")
         model = keras.Sequential([keras.Input(VECTOR), k.Dense(1)])
         model.compile(
-            optimizer=getattr(keras.optimizers, names[place])(rate), loss=losses.Huber(0.5), metrics=["mae"]
+            optimizer=getattr(keras.optimizers, names[index])(rate), loss=losses.Huber(0.5), metrics=["mae"]
         )
-        yield f"optimizer {names[place]}", model
+        yield f"optimizer {names[index]}", model
     for name in ("Adadelta", "Adamax", "Ftrl"):
         model = keras.Sequential([keras.Input(VECTOR), k.Dense(1, activation="sigmoid")])
         model.compile(
@@ -269,8 +269,10 @@ def kinds(keras: Any) -> Iterator[tuple[str, Any]]:
     yield "objects", keras.Model(a, k.Activation(keras.activations.gelu)(regularized(a)))
     yield "half", keras.Model(a, k.Dense(2, dtype="float32")(k.Dense(3, dtype="mixed_float16")(a)))
     mixed = keras.mixed_precision
-    held = mixed.Policy("mixed_bfloat16") if hasattr(mixed, "Policy") else mixed.DTypePolicy("mixed_bfloat16")
-    yield "policy", keras.Model(a, k.Dense(3, dtype=held)(a))
+    policy = (
+        mixed.Policy("mixed_bfloat16") if hasattr(mixed, "Policy") else mixed.DTypePolicy("mixed_bfloat16")
+    )
+    yield "policy", keras.Model(a, k.Dense(3, dtype=policy)(a))
     state = k.LSTM(3, return_state=True, return_sequences=True)(s)
     yield "states", keras.Model(s, k.LSTM(3)(s, initial_state=state[1:]))
     frozen = keras.Sequential([keras.Input(IMAGE), k.Conv2D(2, 3), k.Flatten(), k.Dense(2)])
@@ -471,9 +473,11 @@ def _save(folder: Path, library: str, models: Iterable[tuple[str, Any]], ends: t
         except (NotImplementedError, TypeError, ValueError):  # some states are for `.keras` alone
             Path(f"{file}.h5").unlink(missing_ok=True)
             continue
-        with h5py.File(f"{file}.h5") as held:
+        with h5py.File(f"{file}.h5") as archive:
             texts = {
-                each: held.attrs[each] for each in ("model_config", "training_config") if each in held.attrs
+                name: archive.attrs[name]
+                for name in ("model_config", "training_config")
+                if name in archive.attrs
             }
         Path(f"{file}.json").write_text(json.dumps(texts))
         saved.append(f"{file}.h5")
@@ -541,9 +545,9 @@ def registries(folder: Path) -> dict[str, Any]:
 
 
 def _subclasses(cls: Any) -> Iterator[Any]:
-    for each in cls.__subclasses__():
-        yield each
-        yield from _subclasses(each)
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def _defined_in(function: Any) -> str:

@@ -40,12 +40,12 @@ def weights(checkpoint: Checkpoint) -> dict[str, str]:
 
 def assert_variables(checkpoint: Checkpoint, facts: Mapping[str, Any], *, named: bool = True) -> None:
     """Every variable is there once, with its value, its own name, and what is known of its training."""
-    ours = {sha256(leaf): (path, leaf) for path, leaf in checkpoint.tree.tensors() if leaf.role in MODEL}
-    assert len(ours) == sum(leaf.role in MODEL for _, leaf in checkpoint.tree.tensors())
-    theirs = {v["sha256"]: v for v in facts["variables"]}
-    assert ours.keys() == theirs.keys()
-    for digest, variable in theirs.items():
-        path, leaf = ours[digest]
+    stored = {sha256(leaf): (path, leaf) for path, leaf in checkpoint.tree.tensors() if leaf.role in MODEL}
+    assert len(stored) == sum(leaf.role in MODEL for _, leaf in checkpoint.tree.tensors())
+    variables = {v["sha256"]: v for v in facts["variables"]}
+    assert stored.keys() == variables.keys()
+    for digest, variable in variables.items():
+        path, leaf = stored[digest]
         assert (leaf.dtype, list(leaf.shape)) == (variable["dtype"], variable["shape"])
         if named:
             assert display(path[-1:]) == variable["path"].rpartition("/")[2], display(path)
@@ -58,15 +58,15 @@ MODEL = ("parameter", "buffer")
 
 def assert_slots(checkpoint: Checkpoint, facts: Mapping[str, Any]) -> int:
     """Every slot that says whose it is says the truth; return how many do."""
-    theirs: dict[str, Sequence[str]] = {}
+    owners: dict[str, Sequence[str]] = {}
     for variable in facts["optimizer"]:
-        theirs[variable["sha256"]] = (*theirs.get(variable["sha256"], ()), variable["path"])
+        owners[variable["sha256"]] = (*owners.get(variable["sha256"], ()), variable["path"])
     names = {v["sha256"]: v["path"] for v in facts["variables"]}
     known = 0
     for path, leaf in checkpoint.tree.tensors():
         if leaf.role != "slot":
             continue
-        found = theirs[sha256(leaf)]
+        result = owners[sha256(leaf)]
         if leaf.of is None:
             continue
         known += 1
@@ -74,6 +74,6 @@ def assert_slots(checkpoint: Checkpoint, facts: Mapping[str, Any]) -> int:
         assert isinstance(owner, Leaf)
         stem = names[sha256(owner)].replace("/", "_")
         assert leaf.slot is not None
-        wanted = {f"{stem}_{word}" for word in WORDS[leaf.slot]}
-        assert any(one.partition("/")[2] in wanted for one in found), (display(path), found)
+        expected = {f"{stem}_{word}" for word in WORDS[leaf.slot]}
+        assert any(one.partition("/")[2] in expected for one in result), (display(path), result)
     return known

@@ -54,10 +54,10 @@ NUMBERED = ("model.weights.h5",)
 
 
 def _dense() -> dict[str, Pair]:
-    found = {}
+    pairs = {}
     for bias in (True, False):
         for n_in, n_out in ((4, 3), (5, 5)):
-            found[f"dense {n_in}x{n_out} bias={bias}"] = Pair(
+            pairs[f"dense {n_in}x{n_out} bias={bias}"] = Pair(
                 f"nn.Linear({n_in}, {n_out}, bias={bias})",
                 f"layers.Dense({n_out}, use_bias={bias})",
                 (2, n_in),
@@ -67,20 +67,20 @@ def _dense() -> dict[str, Pair]:
         ("embedding", "nn.Embedding(6, 4)"),
         ("padded embedding", "nn.Embedding(6, 4, padding_idx=0)"),
     ):
-        found[name] = Pair(torch, "layers.Embedding(6, 4)", (2, 3), words=True, kinds=("layer=embedding",))
-    found["square embedding"] = Pair(
+        pairs[name] = Pair(torch, "layers.Embedding(6, 4)", (2, 3), words=True, kinds=("layer=embedding",))
+    pairs["square embedding"] = Pair(
         "nn.Embedding(6, 6)", "layers.Embedding(6, 6)", (2, 3), words=True, kinds=("layer=embedding",)
     )
-    return found
+    return pairs
 
 
 def _convolutions() -> dict[str, Pair]:
-    found = {}
+    pairs = {}
     space = {1: (9,), 2: (7, 8), 3: (5, 6, 5)}
     for n in (1, 2, 3):
         for bias in (True, False):
             for groups, channels, out in ((1, 4, 6), (2, 4, 6), (1, 1, 4), (1, 4, 1), (1, 3, 3)):
-                found[f"conv{n}d {channels}>{out} groups={groups} bias={bias}"] = Pair(
+                pairs[f"conv{n}d {channels}>{out} groups={groups} bias={bias}"] = Pair(
                     f"nn.Conv{n}d({channels}, {out}, 3, stride=2, groups={groups}, bias={bias})",
                     f"layers.Conv{n}D({out}, 3, strides=2, groups={groups}, use_bias={bias})",
                     (2, *space[n], channels),
@@ -89,7 +89,7 @@ def _convolutions() -> dict[str, Pair]:
                     back=("layer=convolution",),
                 )
             for channels, out in ((3, 5), (4, 4), (3, 1), (1, 3)):
-                found[f"conv{n}d transposed {channels}>{out} bias={bias}"] = Pair(
+                pairs[f"conv{n}d transposed {channels}>{out} bias={bias}"] = Pair(
                     f"nn.ConvTranspose{n}d({channels}, {out}, 3, stride=2, bias={bias})",
                     f"layers.Conv{n}DTranspose({out}, 3, strides=2, use_bias={bias})",
                     (2, *space[n], channels),
@@ -97,7 +97,7 @@ def _convolutions() -> dict[str, Pair]:
                     kinds=("layer=convolution",),
                     back=("layer=convolution",),
                 )
-            found[f"conv{n}d transposed, padded, bias={bias}"] = Pair(
+            pairs[f"conv{n}d transposed, padded, bias={bias}"] = Pair(
                 f"nn.ConvTranspose{n}d(3, 5, 4, stride=2, padding=1, bias={bias})",
                 f"layers.Conv{n}DTranspose(5, 4, strides=2, use_bias={bias}, padding='same')",
                 (2, *space[n], 3),
@@ -107,7 +107,7 @@ def _convolutions() -> dict[str, Pair]:
                 for multiplier in (1, 2):
                     for channels in (1, 3):
                         outputs = channels * multiplier
-                        found[f"depthwise{n}d {channels} x{multiplier} bias={bias}"] = Pair(
+                        pairs[f"depthwise{n}d {channels} x{multiplier} bias={bias}"] = Pair(
                             f"nn.Conv{n}d({channels}, {outputs}, 3, groups={channels}, bias={bias})",
                             f"layers.DepthwiseConv{n}D(3, depth_multiplier={multiplier}, use_bias={bias})",
                             (2, *space[n], channels),
@@ -115,7 +115,7 @@ def _convolutions() -> dict[str, Pair]:
                             kinds=(f"layer=depthwise:{multiplier}",),
                             back=("layer=depthwise",),
                         )
-                found[f"separable{n}d bias={bias}"] = Pair(
+                pairs[f"separable{n}d bias={bias}"] = Pair(
                     f"nn.Sequential(OrderedDict(depthwise=nn.Conv{n}d(3, 6, 3, groups=3, bias=False), "
                     f"pointwise=nn.Conv{n}d(6, 5, 1, bias={bias})))",
                     f"layers.SeparableConv{n}D(5, 3, depth_multiplier=2, use_bias={bias})",
@@ -124,38 +124,38 @@ def _convolutions() -> dict[str, Pair]:
                     kinds=("layer=separable:2",),
                 )
     for n in (1, 2):
-        found[f"grouped conv{n}d transposed"] = Pair(
+        pairs[f"grouped conv{n}d transposed"] = Pair(
             f"nn.ConvTranspose{n}d(4, 6, 3, groups=2)", "", (2, *space[n], 4), images=True
         )
-    return found
+    return pairs
 
 
 def _norms() -> dict[str, Pair]:
-    found = {}
+    pairs = {}
     for affine in (True, False):
         for n in (1, 2, 3):
-            found[f"batch norm {n}d affine={affine}"] = Pair(
+            pairs[f"batch norm {n}d affine={affine}"] = Pair(
                 f"nn.BatchNorm{n}d(3, eps=1e-3, affine={affine})",
                 f"layers.BatchNormalization(scale={affine}, center={affine})",
                 (2, *(4, 5, 6)[:n], 3),
                 images=True,
             )
     for bias in (True, False):
-        found[f"layer norm bias={bias}"] = Pair(
+        pairs[f"layer norm bias={bias}"] = Pair(
             f"nn.LayerNorm(6, eps=1e-3, bias={bias})",
             f"layers.LayerNormalization(center={bias})",
             (2, 5, 6),
             kinds=("layer=layer_norm",),
             refuses=() if bias else NUMBERED,
         )
-        found[f"layer norm over two axes bias={bias}"] = Pair(
+        pairs[f"layer norm over two axes bias={bias}"] = Pair(
             f"nn.LayerNorm((5, 6), eps=1e-3, bias={bias})",
             f"layers.LayerNormalization(axis=[1, 2], center={bias})",
             refuses=() if bias else NUMBERED,
             shape=(2, 5, 6),
             kinds=("layer=layer_norm",),
         )
-        found[f"layer norm over a square bias={bias}"] = Pair(
+        pairs[f"layer norm over a square bias={bias}"] = Pair(
             f"nn.LayerNorm((6, 6), eps=1e-3, bias={bias})",
             f"layers.LayerNormalization(axis=[1, 2], center={bias})",
             refuses=() if bias else NUMBERED,
@@ -164,7 +164,7 @@ def _norms() -> dict[str, Pair]:
         )
     for name, size in (("images", (3, 4, 5)), ("equal images", (4, 4, 4))):
         channels, *space = size
-        found[f"layer norm over {name}"] = Pair(
+        pairs[f"layer norm over {name}"] = Pair(
             f"nn.LayerNorm({size}, eps=1e-3)",
             "layers.LayerNormalization(axis=[1, 2, 3])",
             (2, *space, channels),
@@ -172,182 +172,182 @@ def _norms() -> dict[str, Pair]:
             kinds=("layer=layer_norm_images",),
             back=("layer=layer_norm_images",),
         )
-    found["layer norm without scale"] = Pair(
+    pairs["layer norm without scale"] = Pair(
         "nn.LayerNorm(6, eps=1e-3)",
         "layers.LayerNormalization(scale=False)",
         (2, 5, 6),
         only=FROM_KERAS,
         refuses=NUMBERED,
     )
-    found["layer norm that does not centre"] = Pair(
+    pairs["layer norm that does not centre"] = Pair(
         "", "layers.LayerNormalization(center=False, rms_scaling=True)", (2, 5, 6), known=True
     )
-    found["rms norm"] = Pair(
+    pairs["rms norm"] = Pair(
         "nn.RMSNorm(6, eps=1e-6)",
         "layers.RMSNormalization(epsilon=1e-6)",
         (2, 5, 6),
         kinds=("layer=rms_norm",),
     )
-    found["rms norm over two axes"] = Pair(
+    pairs["rms norm over two axes"] = Pair(
         "nn.RMSNorm((5, 6), eps=1e-6)",
         "layers.RMSNormalization(axis=[1, 2], epsilon=1e-6)",
         (2, 5, 6),
         kinds=("layer=rms_norm",),
     )
-    found["rms norm over a square"] = Pair(
+    pairs["rms norm over a square"] = Pair(
         "nn.RMSNorm((6, 6), eps=1e-6)",
         "layers.RMSNormalization(axis=[1, 2], epsilon=1e-6)",
         (2, 6, 6),
         kinds=("layer=rms_norm",),
     )
     for groups in (1, 2, 4):
-        found[f"group norm of {groups}"] = Pair(
+        pairs[f"group norm of {groups}"] = Pair(
             f"nn.GroupNorm({groups}, 4, eps=1e-3)",
             f"layers.GroupNormalization(groups={groups})",
             (2, 5, 5, 4),
             images=True,
         )
-    found["instance norm"] = Pair(
+    pairs["instance norm"] = Pair(
         "nn.InstanceNorm2d(4, eps=1e-3, affine=True)",
         "layers.GroupNormalization(groups=-1)",
         (2, 5, 5, 4),
         images=True,
     )
-    found["batch norm without statistics"] = Pair(
+    pairs["batch norm without statistics"] = Pair(
         "nn.BatchNorm2d(3, eps=1e-3, track_running_stats=False)", "", (2, 4, 5, 3), images=True, known=True
     )
-    found["prelu of channels"] = Pair(
+    pairs["prelu of channels"] = Pair(
         "nn.PReLU(3)", "layers.PReLU(shared_axes=[1, 2])", (2, 5, 4, 3), images=True, kinds=("layer=prelu:2",)
     )
-    found["prelu of a sequence"] = Pair(
+    pairs["prelu of a sequence"] = Pair(
         "nn.PReLU(3)", "layers.PReLU(shared_axes=[1])", (2, 5, 3), images=True, kinds=("layer=prelu:1",)
     )
-    found["prelu of one"] = Pair(
+    pairs["prelu of one"] = Pair(
         "nn.PReLU()",
         "layers.PReLU(shared_axes=[1, 2, 3])",
         (2, 5, 4, 3),
         images=True,
         kinds=("layer=prelu:2",),
     )
-    found["prelu of a vector"] = Pair(
+    pairs["prelu of a vector"] = Pair(
         "nn.PReLU(3)", "layers.PReLU()", (2, 3), images=False, kinds=("layer=prelu",)
     )
-    found["prelu of places"] = Pair("", "layers.PReLU()", (2, 5, 4, 3))
-    found["prelu of columns"] = Pair("", "layers.PReLU(shared_axes=[2, 3])", (2, 5, 4, 3))
-    return found
+    pairs["prelu of places"] = Pair("", "layers.PReLU()", (2, 5, 4, 3))
+    pairs["prelu of columns"] = Pair("", "layers.PReLU(shared_axes=[2, 3])", (2, 5, 4, 3))
+    return pairs
 
 
 def _recurrent() -> dict[str, Pair]:
-    found = {}
+    pairs = {}
     cells = {"LSTM": "LSTM", "GRU": "GRU", "RNN": "SimpleRNN"}
     for torch, keras in cells.items():
         for bias in (True, False):
             gru = ", reset_after=True" if torch == "GRU" else ""
             for size in (5, 3):
-                found[f"{torch} {size} bias={bias}"] = Pair(
+                pairs[f"{torch} {size} bias={bias}"] = Pair(
                     f"nn.{torch}(3, {size}, batch_first=True, bias={bias})",
                     f"layers.{keras}({size}, return_sequences=True, use_bias={bias}{gru})",
                     LAST,
                     back=("layer=gru",) if torch == "GRU" and not bias else (),
                 )
-            found[f"{torch} both ways bias={bias}"] = Pair(
+            pairs[f"{torch} both ways bias={bias}"] = Pair(
                 f"nn.{torch}(3, 4, batch_first=True, bidirectional=True, bias={bias})",
                 f"layers.Bidirectional(layers.{keras}(4, return_sequences=True, use_bias={bias}{gru}))",
                 LAST,
                 back=("**=gru",) if torch == "GRU" and not bias else (),
             )
-    found["GRU that resets before"] = Pair(
+    pairs["GRU that resets before"] = Pair(
         "", "layers.GRU(5, return_sequences=True, reset_after=False)", LAST
     )
-    found["GRU that resets before, without bias"] = Pair(
+    pairs["GRU that resets before, without bias"] = Pair(
         "", "layers.GRU(5, return_sequences=True, reset_after=False, use_bias=False)", LAST
     )
-    found["projected LSTM"] = Pair("nn.LSTM(3, 5, proj_size=2, batch_first=True)", "", LAST)
-    found["projected LSTM to its width"] = Pair("nn.LSTM(3, 5, proj_size=4, batch_first=True)", "", LAST)
-    found["relu RNN"] = Pair(
+    pairs["projected LSTM"] = Pair("nn.LSTM(3, 5, proj_size=2, batch_first=True)", "", LAST)
+    pairs["projected LSTM to its width"] = Pair("nn.LSTM(3, 5, proj_size=4, batch_first=True)", "", LAST)
+    pairs["relu RNN"] = Pair(
         "nn.RNN(3, 5, nonlinearity='relu', batch_first=True)",
         "layers.SimpleRNN(5, activation='relu', return_sequences=True)",
         LAST,
     )
-    return found
+    return pairs
 
 
 def _composed() -> dict[str, Pair]:
-    found = {}
+    pairs = {}
     for heads in (1, 2, 4):
         for bias in (True, False):
-            found[f"attention heads={heads} bias={bias}"] = Pair(
+            pairs[f"attention heads={heads} bias={bias}"] = Pair(
                 f"nn.MultiheadAttention(8, {heads}, batch_first=True, bias={bias})",
                 f"layers.MultiHeadAttention(num_heads={heads}, key_dim={8 // heads}, use_bias={bias})",
                 (2, 6, 8),
                 arguments=2,
                 kinds=(f"layer=attention:{heads}",),
             )
-    found["attention of a width of its own"] = Pair(
+    pairs["attention of a width of its own"] = Pair(
         "", "layers.MultiHeadAttention(num_heads=2, key_dim=3)", (2, 6, 8), arguments=2
     )
-    found["attention with biases of keys"] = Pair(
+    pairs["attention with biases of keys"] = Pair(
         "nn.MultiheadAttention(8, 2, batch_first=True, add_bias_kv=True)", "", (2, 6, 8)
     )
-    found["grouped query attention"] = Pair("", "layers.GroupQueryAttention(4, 4, 2)", (2, 6, 8), arguments=2)
-    found["bilinear"] = Pair("nn.Bilinear(4, 4, 3)", "", (2, 4), known=True)
-    found["weight norm"] = Pair("torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))", "", (2, 4))
+    pairs["grouped query attention"] = Pair("", "layers.GroupQueryAttention(4, 4, 2)", (2, 6, 8), arguments=2)
+    pairs["bilinear"] = Pair("nn.Bilinear(4, 4, 3)", "", (2, 4), known=True)
+    pairs["weight norm"] = Pair("torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))", "", (2, 4))
     with_norm = "torch.nn.utils.weight_norm(nn.Linear(4, 3))"
-    found["old weight norm"] = Pair(with_norm, "", (2, 4))
-    found["spectral norm"] = Pair(
+    pairs["old weight norm"] = Pair(with_norm, "", (2, 4))
+    pairs["spectral norm"] = Pair(
         "torch.nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))", "", (2, 4)
     )
-    found["old spectral norm"] = Pair("torch.nn.utils.spectral_norm(nn.Linear(4, 3))", "", (2, 4))
+    pairs["old spectral norm"] = Pair("torch.nn.utils.spectral_norm(nn.Linear(4, 3))", "", (2, 4))
     for n_in, n_out in ((4, 3), (4, 4)):
-        found[f"einsum dense {n_in}x{n_out}"] = Pair(
+        pairs[f"einsum dense {n_in}x{n_out}"] = Pair(
             f"nn.Linear({n_in}, {n_out})",
             f"layers.EinsumDense('abc,cd->abd', output_shape=(None, {n_out}), bias_axes='d')",
             (2, 5, n_in),
             back=("layer=dense",),
         )
-    found["turned einsum dense"] = Pair(
+    pairs["turned einsum dense"] = Pair(
         "nn.Linear(4, 4)",
         "layers.EinsumDense('abc,dc->abd', output_shape=(None, 4), bias_axes='d')",
         (2, 5, 4),
         back=("layer=dense_out_in",),
         only=FROM_KERAS,
     )
-    found["turned einsum dense without bias"] = Pair(
+    pairs["turned einsum dense without bias"] = Pair(
         "nn.Linear(4, 4, bias=False)",
         "layers.EinsumDense('abc,dc->abd', output_shape=(None, 4))",
         (2, 5, 4),
         back=("layer=dense_out_in",),
         only=FROM_KERAS,
     )
-    found["einsum dense over three axes"] = Pair(
+    pairs["einsum dense over three axes"] = Pair(
         "", "layers.EinsumDense('abc,cde->abde', output_shape=(None, 2, 3), bias_axes='de')", (2, 5, 4)
     )
-    found["lora dense"] = Pair(
+    pairs["lora dense"] = Pair(
         "nn.Linear(4, 3)", "Lora(layers.Dense(3))", (2, 4), only=FROM_KERAS, refuses=("keras/ckpt",)
     )
-    found["quantised dense"] = Pair("", "Quantised(layers.Dense(3))", (2, 4))
-    found["own [in, out] layer"] = Pair(
+    pairs["quantised dense"] = Pair("", "Quantised(layers.Dense(3))", (2, 4))
+    pairs["own [in, out] layer"] = Pair(
         "Own(torch.randn(4, 3), 3)",
         "layers.Dense(3)",
         (2, 4),
         kinds=("layer=dense_in_out",),
         only=FROM_TORCH,
     )
-    found["own wide [in, out] layer"] = Pair(
+    pairs["own wide [in, out] layer"] = Pair(
         "Own(torch.randn(3, 5), 5)",
         "layers.Dense(5)",
         (2, 3),
         kinds=("layer=dense_in_out",),
         only=FROM_TORCH,
     )
-    found["own square [in, out] layer"] = Pair(
+    pairs["own square [in, out] layer"] = Pair(
         "Own(torch.randn(4, 4), 4)",
         "layers.Dense(4)",
         (2, 4),
         kinds=("layer=dense_in_out",),
         only=FROM_TORCH,
     )
-    found["own [out, in] kernel"] = Pair(
+    pairs["own [out, in] kernel"] = Pair(
         "nn.Linear(4, 3)",
         "OutIn(3)",
         (2, 4),
@@ -355,7 +355,7 @@ def _composed() -> dict[str, Pair]:
         only=FROM_KERAS,
         refuses=("model.keras", "model.weights.h5"),
     )
-    found["own square [out, in] kernel"] = Pair(
+    pairs["own square [out, in] kernel"] = Pair(
         "nn.Linear(4, 4)",
         "OutIn(4)",
         (2, 4),
@@ -363,8 +363,8 @@ def _composed() -> dict[str, Pair]:
         only=FROM_KERAS,
         refuses=("model.keras",),
     )
-    found["own gamma and beta"] = Pair("", "Film()", (2, 4), known=True)
-    return found
+    pairs["own gamma and beta"] = Pair("", "Film()", (2, 4), known=True)
+    return pairs
 
 
 PAIRS: dict[str, Pair] = {**_dense(), **_convolutions(), **_norms(), **_recurrent(), **_composed()}
@@ -418,12 +418,12 @@ def torch_call(pair: Pair, module: Any, data: np.ndarray) -> np.ndarray:
     x = torch.from_numpy(data)
     with torch.no_grad():
         if pair.images:
-            made = torch.movedim(module(torch.movedim(x, -1, 1)), 1, -1)
+            output = torch.movedim(module(torch.movedim(x, -1, 1)), 1, -1)
         else:
             twice = isinstance(module, torch.nn.Bilinear)
             both = isinstance(module, torch.nn.MultiheadAttention)
-            made = module(*[x] * (1 + twice + 2 * both))
-    return np.asarray(made[0] if isinstance(made, tuple) else made)
+            output = module(*[x] * (1 + twice + 2 * both))
+    return np.asarray(output[0] if isinstance(output, tuple) else output)
 
 
 def torch_build(folder: Path, names_wanted: list[str]) -> None:
@@ -539,18 +539,18 @@ def keras_build(folder: Path, names_wanted: list[str]) -> None:
         pair = PAIRS[name]
         if not pair.keras or pair.only == FROM_TORCH:
             continue
-        place = folder / str(number(name))
-        place.mkdir(parents=True, exist_ok=True)
+        saved = folder / str(number(name))
+        saved.mkdir(parents=True, exist_ok=True)
         layer, model = _model(keras, pair, names)
         for variable in layer.weights:
             if "int8" in str(variable.dtype) or "seed" in variable.path:
                 continue
             value = generator.standard_normal(tuple(variable.shape)).astype(np.float32) * 0.4
             variable.assign(np.abs(value) + 0.5 if "variance" in variable.path else value)
-        np.save(place / "keras.npy", keras_call(pair, layer, given(name)))
-        tf.train.Checkpoint(layer=layer).write(str(place / "keras" / "ckpt"))
-        model.save(place / "model.keras")
-        model.save_weights(place / "model.weights.h5")
+        np.save(saved / "keras.npy", keras_call(pair, layer, given(name)))
+        tf.train.Checkpoint(layer=layer).write(str(saved / "keras" / "ckpt"))
+        model.save(saved / "model.keras")
+        model.save_weights(saved / "model.weights.h5")
 
 
 def keras_load(jobs: dict[str, list[str]]) -> dict[str, Any]:
@@ -558,7 +558,7 @@ def keras_load(jobs: dict[str, list[str]]) -> dict[str, Any]:
 
     names = keras_modules()
     keras = names["keras"]
-    found: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     for name, files in jobs.items():
         pair = PAIRS[name]
         for file in files:
@@ -576,17 +576,17 @@ def keras_load(jobs: dict[str, list[str]]) -> dict[str, Any]:
                 else:
                     status = tf.train.Checkpoint(layer=layer).restore(file)
                     status.assert_existing_objects_matched()
-                found[file] = keras_call(pair, layer, given(name)).tolist()
+                outputs[file] = keras_call(pair, layer, given(name)).tolist()
             except Exception as error:  # noqa: BLE001
-                found[file] = f"{type(error).__name__}: {str(error)[:600]}"
-    return found
+                outputs[file] = f"{type(error).__name__}: {str(error)[:600]}"
+    return outputs
 
 
 def run(framework: str, what: str, folder: Path) -> None:
     """Build the layers that `build.json` names, or load the files of `FRAMEWORK_jobs.json`."""
     if what == "build":
-        wanted = json.loads((folder / "build.json").read_text())
-        (torch_build if framework == "torch" else keras_build)(folder, wanted)
+        expected = json.loads((folder / "build.json").read_text())
+        (torch_build if framework == "torch" else keras_build)(folder, expected)
         return
     jobs = json.loads((folder / f"{framework}_jobs.json").read_text())
     answer = (torch_load if framework == "torch" else keras_load)(jobs)
@@ -659,23 +659,23 @@ def _cells(name: str, folder: Path) -> Iterator[Cell]:
     for direction, sources in SOURCES.items():
         options = pair.kinds if direction == FROM_TORCH else pair.back
         for source in sources:
-            place = folder / str(number(name)) / source
-            if not (place.exists() or Path(f"{place}.index").exists()):
+            saved = folder / str(number(name)) / source
+            if not (saved.exists() or Path(f"{saved}.index").exists()):
                 continue
-            for given in dict.fromkeys(((), options)):
+            for kinds in dict.fromkeys(((), options)):
                 for to in ("tf", "keras") if direction == FROM_TORCH else ("torch",):
-                    stem = f"made_{source.replace('/', '_')}_{len(given)}_{to}"
+                    stem = f"made_{source.replace('/', '_')}_{len(kinds)}_{to}"
                     suffix = {"tf": "/ckpt-1", "keras": ".weights.h5", "torch": ".pt"}[to]
                     target = folder / str(number(name)) / f"{stem}{suffix}"
                     target.parent.mkdir(exist_ok=True)
                     written, assumed, reason = False, (), ""
                     try:
-                        done = convert(str(place), str(target), to=to, kinds=given, sync=False, verify=False)
+                        done = convert(str(saved), str(target), to=to, kinds=kinds, sync=False, verify=False)
                         written, assumed = done.written and done.report.complete, done.report.assumed
                         reason = "; ".join(done.report.notes)
                     except CkpttoolError as error:
                         reason = str(error)
-                    yield Cell(name, direction, source, to, given, str(target), written, assumed, reason)
+                    yield Cell(name, direction, source, to, kinds, str(target), written, assumed, reason)
 
 
 def faults(names: Sequence[str], folder: Path) -> tuple[list[str], int, int]:
@@ -694,25 +694,25 @@ def faults(names: Sequence[str], folder: Path) -> tuple[list[str], int, int]:
         (folder / f"{framework}_jobs.json").write_text(json.dumps(jobs))
         _child(framework, "load", folder)
         answers |= json.loads((folder / f"{framework}_answers.json").read_text())
-    found = []
+    wrong = []
     for cell in cells:
         file = "torch.npy" if cell.direction == FROM_TORCH else "keras.npy"
         fault = cell.fault(answers.get(cell.target), folder / str(number(cell.name)) / file)
         if fault:
             options = " ".join(cell.options)
-            found.append(f"{cell.name}, {cell.source} to {cell.to} {options}: {fault}")
-    return found, len(cells), sum(isinstance(answers.get(cell.target), list) for cell in cells)
+            wrong.append(f"{cell.name}, {cell.source} to {cell.to} {options}: {fault}")
+    return wrong, len(cells), sum(isinstance(answers.get(cell.target), list) for cell in cells)
 
 
 def main() -> None:
     """Run the layers whose names contain an argument, all without one; exit 1 where one is wrong."""
-    names = [name for name in PAIRS if not sys.argv[1:] or any(each in name for each in sys.argv[1:])]
+    names = [name for name in PAIRS if not sys.argv[1:] or any(pattern in name for pattern in sys.argv[1:])]
     with tempfile.TemporaryDirectory() as folder:
-        found, cells, run_again = faults(names, Path(folder))
-    sys.stdout.write("".join(f"{fault}\n" for fault in found))
-    sys.stdout.write(f"{len(names)} layers, {cells} conversions, {run_again} run again, {len(found)} wrong\n")
+        wrong, cells, run_again = faults(names, Path(folder))
+    sys.stdout.write("".join(f"{fault}\n" for fault in wrong))
+    sys.stdout.write(f"{len(names)} layers, {cells} conversions, {run_again} run again, {len(wrong)} wrong\n")
     sys.stdout.flush()
-    os._exit(bool(found))
+    os._exit(bool(wrong))
 
 
 if __name__ == "__main__":

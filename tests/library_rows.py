@@ -50,8 +50,8 @@ def recognised(tree: Tree, name: str) -> str | None:
 
 def require_no_difference(tree: Tree, name: str, patch: pytest.MonkeyPatch) -> None:
     """Assert that what is recognised does not depend on the rows, for every variant of the tree."""
-    for each in variants(tree):
-        found = recognised(each, name)
+    for variant in variants(tree):
+        recognized = recognised(variant, name)
         with patch.context() as every:
             every.setattr(recognize, "may_recognize", lambda *_: True)
-            assert found == recognised(each, name)
+            assert recognized == recognised(variant, name)

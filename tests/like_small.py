@@ -75,8 +75,8 @@ class Attention(nn.Module):
 class _Own(nn.Module):
     def attended(self, *given: torch.Tensor) -> torch.Tensor:
         q, k, v = (one.reshape(*one.shape[:2], 2, 4).transpose(1, 2) for one in given)
-        made = nn.functional.scaled_dot_product_attention(q, k, v)
-        return made.transpose(1, 2).flatten(2)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v)
+        return attended.transpose(1, 2).flatten(2)
 
 
 class _SeparateLayers(_Own):

@@ -123,7 +123,7 @@ class UNet(nn.Module):
 
 class Square(nn.Sequential):
     def __init__(self) -> None:
-        super().__init__(*(each for _ in range(4) for each in (nn.Linear(256, 256), nn.Tanh())))
+        super().__init__(*(layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.Tanh())))
 
 
 def _q() -> nn.Sequential:

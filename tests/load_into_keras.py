@@ -32,15 +32,15 @@ def products(tf: Any, folder: Path) -> dict[str, Any]:
             return given + other
 
     np.savez(folder / "north.npz", **{"north.weight": matrix, "north.bias": np.zeros(3, np.float32)})
-    found = {}
+    assumptions = {}
     for name, layer in {"turned": Layer(True), "plain": Layer(False), "silent": Silent(False)}.items():
         model = tf.Module()
         model.north = layer
         done = ckpttool.load_into(model, folder / "north.npz", from_="torch")
-        given = np.eye(3, dtype=np.float32)
-        right = name == "silent" or np.array_equal(layer(given).numpy(), given @ matrix.T)
-        found[name] = [right, sum("in the model" in each for each in done.report.assumed)]
-    return found
+        identity = np.eye(3, dtype=np.float32)
+        right = name == "silent" or np.array_equal(layer(identity).numpy(), identity @ matrix.T)
+        assumptions[name] = [right, sum("in the model" in assumption for assumption in done.report.assumed)]
+    return assumptions
 
 
 def vectors_of_root(keras: Any, folder: Path) -> list[list[str]]:
@@ -57,8 +57,8 @@ def vectors_of_root(keras: Any, folder: Path) -> list[list[str]]:
 
     model = Scaled()
     model(np.zeros((1, 2), np.float32))
-    held = {"first.weight": np.ones((3, 2)), "first.bias": np.ones(3), "scale": np.ones(3)}
-    np.savez(folder / "root.npz", **{name: each.astype(np.float32) for name, each in held.items()})
+    arrays = {"first.weight": np.ones((3, 2)), "first.bias": np.ones(3), "scale": np.ones(3)}
+    np.savez(folder / "root.npz", **{name: array.astype(np.float32) for name, array in arrays.items()})
     done = ckpttool.load_into(model, folder / "root.npz", from_="torch")
     return [[match.source, match.target] for match in done.matched]
 
@@ -128,29 +128,29 @@ def filled(folder: Path) -> dict[str, Any]:
 
     stored = ckpttool.open(PT)["actor"]
     kernel = stored["l1/weight"].numpy().T
-    found: dict[str, Any] = {}
-    made = {"keras": model("a", "b", "c"), "chain": Chain(), "unbuilt": Unbuilt()}
-    for name, each in made.items():
-        done = ckpttool.load_into(each, PT, part="actor")
-        first = next(v for v in getattr(each, "weights", None) or each.variables if tuple(v.shape) == (3, 64))
+    results: dict[str, Any] = {}
+    models = {"keras": model("a", "b", "c"), "chain": Chain(), "unbuilt": Unbuilt()}
+    for name, item in models.items():
+        done = ckpttool.load_into(item, PT, part="actor")
+        first = next(v for v in getattr(item, "weights", None) or item.variables if tuple(v.shape) == (3, 64))
         by = sorted({match.by for match in done.matched})
-        found[name] = [done.filled, done.complete, by, bool(np.array_equal(first.numpy(), kernel))]
+        results[name] = [done.filled, done.complete, by, bool(np.array_equal(first.numpy(), kernel))]
     agent = Agent(model("l1", "l2", "l3"))
     done = ckpttool.load_into(agent, TF, part="policy", strict=False)
     same = np.array_equal(
         agent.actor.layers[0].kernel.numpy(), ckpttool.open(TF)["policy/actor/l1/kernel"].numpy()
     )
-    found["agent"] = [done.filled, bool(same)]
-    found["more"] = refused(Agent(model("l1", "l2", "l3"), tf.Variable(1.0)), TF, part="policy")
+    results["agent"] = [done.filled, bool(same)]
+    results["more"] = refused(Agent(model("l1", "l2", "l3"), tf.Variable(1.0)), TF, part="policy")
     half = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(64, dtype="float16")])
     done = ckpttool.load_into(half, PT, part="actor/l1")
-    found["products"] = products(tf, folder)
-    found["root"] = vectors_of_root(keras, folder)
-    found["half"] = [len(done.cast), half.weights[0].numpy().dtype.name]
-    found["unlike"] = refused(model("l1", "l2", "l3"), PT, part="critic/q1")
-    found["diff"] = [
-        ckpttool.diff(PT, made["keras"], part="actor").identical,
-        ckpttool.diff(made["chain"], made["chain"]).by,
+    results["products"] = products(tf, folder)
+    results["root"] = vectors_of_root(keras, folder)
+    results["half"] = [len(done.cast), half.weights[0].numpy().dtype.name]
+    results["unlike"] = refused(model("l1", "l2", "l3"), PT, part="critic/q1")
+    results["diff"] = [
+        ckpttool.diff(PT, models["keras"], part="actor").identical,
+        ckpttool.diff(models["chain"], models["chain"]).by,
     ]
     pictures = keras.Sequential(
         [
@@ -167,12 +167,12 @@ def filled(folder: Path) -> dict[str, Any]:
     )
     scramble(pictures)
     pictures.save_weights(folder / "conv.weights.h5")
-    given = np.linspace(-1, 1, 3 * 8 * 10 * 3, dtype=np.float32).reshape(3, 8, 10, 3)
-    found["pictures"] = np.asarray(pictures(given)).tolist()
-    saved = tf.train.Checkpoint(made["chain"]).save(str(folder / "chain"))
-    found["doctor"] = [
-        [each.sentence for each in ckpttool.doctor(saved, model=what).findings if each.topic == "model"]
-        for what in (made["chain"], Unbuilt())
+    batch = np.linspace(-1, 1, 3 * 8 * 10 * 3, dtype=np.float32).reshape(3, 8, 10, 3)
+    results["pictures"] = np.asarray(pictures(batch)).tolist()
+    saved = tf.train.Checkpoint(models["chain"]).save(str(folder / "chain"))
+    results["doctor"] = [
+        [item.sentence for item in ckpttool.doctor(saved, model=what).findings if item.topic == "model"]
+        for what in (models["chain"], Unbuilt())
     ]
-    found["statistics"] = statistics(keras, folder)
-    return found
+    results["statistics"] = statistics(keras, folder)
+    return results

@@ -67,15 +67,15 @@ def without_statistics() -> contextlib.AbstractContextManager[None]:
     right = fill_model.fill
 
     def fill(source: Any, skeleton: Any, options: Any) -> Any:
-        found = right(source, skeleton, options)
+        result = right(source, skeleton, options)
         leaves = {
             path: skeleton.tree[path]
             if isinstance(leaf, Leaf) and ("running_" in leaf.key or "moving_" in (leaf.name or leaf.key))
             else leaf
-            for path, leaf in found.tree.items()
+            for path, leaf in result.tree.items()
         }
-        tree = Tree(leaves, found.tree.aliases, found.tree.containers)
-        return fill_model.replace(found, tree=tree)
+        tree = Tree(leaves, result.tree.aliases, result.tree.containers)
+        return fill_model.replace(result, tree=tree)
 
     return patched(fill_model, "fill", fill)
 
@@ -226,10 +226,10 @@ def filled(source: str, factory: str, options: dict[str, Any]) -> dict[str, Any]
     net = globals()[factory]().train()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     generator = torch.get_rng_state()
-    given = {name: dict(each.split("=") for each in value) for name, value in options.items()}
+    arguments = {name: dict(item.split("=") for item in value) for name, value in options.items()}
     outcome: dict[str, Any] = {}
     try:
-        done = filling.load_into(net, source, **given)
+        done = filling.load_into(net, source, **arguments)
     except CkpttoolError as error:
         outcome = {"kind": error.kind, "path": error.path, "found": error.found}
     else:
@@ -239,7 +239,7 @@ def filled(source: str, factory: str, options: dict[str, Any]) -> dict[str, Any]
     return {
         **outcome,
         "unchanged": all(same.values()),
-        "training": all(each.training for each in net.modules()),
+        "training": all(module.training for module in net.modules()),
         "random": bool((torch.get_rng_state() == generator).all()),
     }
 
@@ -248,29 +248,29 @@ def main(folder: str) -> None:
     """Convert every case in both ways; write the outcomes."""
     _run_here(folder)
     write_sources({name for name, *_ in CASES.values()})
-    found: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
     for number, (title, (name, factory, options, switch)) in enumerate(CASES.items()):
         with switch():
-            found[title] = converted(f"{name}.keras", f"out{number}.pt", factory or name, options)
+            outcomes[title] = converted(f"{name}.keras", f"out{number}.pt", factory or name, options)
             if title in LOADED:
-                found[title]["load_into"] = filled(f"{name}.keras", factory or name, options)
-    Path("outcomes.json").write_text(json.dumps(found))
+                outcomes[title]["load_into"] = filled(f"{name}.keras", factory or name, options)
+    Path("outcomes.json").write_text(json.dumps(outcomes))
 
 
 def replay(folder: str) -> None:
     """Convert the models of replayed_faults.py, then each fault; write the outcomes."""
     _run_here(folder)
     cases = replayed_faults.FAULTS
-    names = dict.fromkeys(each.model for each in cases.values())
-    found: dict[str, Any] = {}
+    names = dict.fromkeys(case.model for case in cases.values())
+    outcomes: dict[str, Any] = {}
     for number, name in enumerate(names):
         replayed_faults.write_keras(name)
         like = f"replayed_faults:{name}"
-        found[f"right {name}"] = converted(f"{name}-replayed.keras", f"right{number}.pt", like, {})
+        outcomes[f"right {name}"] = converted(f"{name}-replayed.keras", f"right{number}.pt", like, {})
     for number, (name, case) in enumerate(cases.items()):
         with case.switch():
-            found[name] = converted(f"{case.model}-replayed.keras", f"wrong{number}.pt", case.like, {})
-    Path("outcomes.json").write_text(json.dumps(found))
+            outcomes[name] = converted(f"{case.model}-replayed.keras", f"wrong{number}.pt", case.like, {})
+    Path("outcomes.json").write_text(json.dumps(outcomes))
 
 
 def _run_here(folder: str) -> None:

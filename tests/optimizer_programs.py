@@ -90,8 +90,8 @@ def _go_on(agent: Any, first: int, scale: float = 1.0) -> None:
 
 
 def _noted(agent: Any, file: Path) -> None:
-    found = zip(SHAPES, agent.actor.trainable_variables, strict=True)
-    np.savez(file, **{name.replace("/", "_"): variable.numpy() for name, variable in found})
+    pairs = zip(SHAPES, agent.actor.trainable_variables, strict=True)
+    np.savez(file, **{name.replace("/", "_"): variable.numpy() for name, variable in pairs})
 
 
 def _made(cls: Any, settings: dict[str, Any], rate: float = RATE) -> Any:

@@ -337,7 +337,7 @@ def fused(order: str = "qkv", inner: bool = False) -> Any:
     y = layers.Dense(24, name="qkv")(inputs)
     y = ops.reshape(y, (-1, 7, 2, 3, 4) if inner else (-1, 7, 3, 2, 4))
     y = ops.transpose(y, (3, 0, 2, 1, 4) if inner else (2, 0, 3, 1, 4))
-    by_name = {name: y[place] for place, name in enumerate(order)}
+    by_name = {name: y[index] for index, name in enumerate(order)}
     scores = ops.softmax(ops.matmul(by_name["q"], ops.transpose(by_name["k"], (0, 1, 3, 2))) / 2, -1)
     y = ops.transpose(ops.matmul(scores, by_name["v"]), (0, 2, 1, 3))
     return keras.Model(inputs, layers.Dense(5, name="proj")(ops.reshape(y, (-1, 7, 8))))
@@ -359,8 +359,8 @@ def vae(half: bool = True, swapped: bool = False) -> Any:
     x = layers.Flatten()(layers.Conv2D(4, 3, 2, activation="relu", name="conv")(inputs))
     mean, spread = layers.Dense(5, name="mean")(x), layers.Dense(5, name="spread")(x)
     z = mean + ops.exp(spread * 0.5 if half else spread)
-    made = [layers.Dense(5, name="decode")(z), spread]
-    return keras.Model(inputs, made[::-1] if swapped else made)
+    outputs = [layers.Dense(5, name="decode")(z), spread]
+    return keras.Model(inputs, outputs[::-1] if swapped else outputs)
 
 
 def critic(swapped: bool = False, difference: bool = False) -> Any:
@@ -428,7 +428,7 @@ def recommender(use: str = "multiply") -> Any:
     """Two tables of one shape, and a dense layer."""
     inputs = [layers.Input((), dtype="int32", name=f"{name}_input") for name in ("user", "item")]
     pairs = zip(("user", "item"), inputs, strict=True)
-    a, b = (layers.Embedding(12, 6, name=name)(each) for name, each in pairs)
+    a, b = (layers.Embedding(12, 6, name=name)(tensor) for name, tensor in pairs)
     x = layers.Dense(6, activation="relu", name="hidden")(a * b if use == "multiply" else a + b)
     return keras.Model(inputs, layers.Dense(1, name="out")(x))
 
@@ -857,7 +857,7 @@ def _gates(w: State, name: str = "rnn", end: str = "l0") -> list[np.ndarray]:
         else (0, 1, 2, 3)
     )
     turned = {
-        key: np.concatenate([np.split(w[f"{name}.{key}_{end}"], len(order))[place] for place in order])
+        key: np.concatenate([np.split(w[f"{name}.{key}_{end}"], len(order))[index] for index in order])
         for key in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     }
     biases = turned["bias_ih"], turned["bias_hh"]
@@ -866,11 +866,11 @@ def _gates(w: State, name: str = "rnn", end: str = "l0") -> list[np.ndarray]:
 
 
 def _heads(w: State, heads: int) -> list[np.ndarray]:
-    found: list[np.ndarray] = []
-    kernels, biases = (np.split(w[f"attention.in_proj_{each}"], 3) for each in ("weight", "bias"))
+    arrays: list[np.ndarray] = []
+    kernels, biases = (np.split(w[f"attention.in_proj_{kind}"], 3) for kind in ("weight", "bias"))
     for kernel, bias in zip(kernels, biases, strict=True):
-        found += [kernel.T.reshape(8, heads, -1), bias.reshape(heads, -1)]
-    return [*found, w["attention.out_proj.weight"].T.reshape(heads, -1, 8), w["attention.out_proj.bias"]]
+        arrays += [kernel.T.reshape(8, heads, -1), bias.reshape(heads, -1)]
+    return [*arrays, w["attention.out_proj.weight"].T.reshape(heads, -1, 8), w["attention.out_proj.bias"]]
 
 
 def _kernel(layer: Any, weight: np.ndarray, image: Any) -> np.ndarray:
@@ -900,9 +900,9 @@ def _arrays(layer: Any, model: str, name: str, w: State) -> list[np.ndarray]:
     where, image = FLATTENED.get(model, ("", None))
     image = image if re.fullmatch(where, layer.name) else None
     kernel = _kernel(layer, weight, image)
-    rest = [w.get(f"{name}.{each}") for each in ("bias", "running_mean", "running_var")]
-    adapters = [w[f"mix.{each}"].T for each in ("lora_a", "lora_b") if isinstance(layer, LoraDense)]
-    return [kernel, *(each for each in rest if each is not None), *adapters]
+    rest = [w.get(f"{name}.{suffix}") for suffix in ("bias", "running_mean", "running_var")]
+    adapters = [w[f"mix.{matrix}"].T for matrix in ("lora_a", "lora_b") if isinstance(layer, LoraDense)]
+    return [kernel, *(array for array in rest if array is not None), *adapters]
 
 
 def fill(model: Any, name: str, w: State) -> None:
@@ -919,8 +919,8 @@ def write(folder: Path) -> None:
     """Write the listed models."""
     for row in json.loads((folder / "keras.json").read_text(encoding="utf-8")):
         model = globals()[row["model"]](**row["options"])
-        with np.load(folder / row["state"]) as held:
-            fill(model, row["model"], dict(held))
+        with np.load(folder / row["state"]) as archive:
+            fill(model, row["model"], dict(archive))
         if row["file"].endswith(".keras"):
             model.save(folder / row["file"])
         else:

@@ -99,7 +99,7 @@ def vision(**options: Any) -> Any:
     import torch
     from torch import nn
 
-    given = {
+    settings = {
         "padding": 1,
         "dilation": 1,
         "stride": (2, 1),
@@ -112,17 +112,17 @@ def vision(**options: Any) -> Any:
     class Vision(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            if given.get("mean") is not None:
-                self.register_buffer("mean", torch.tensor(given["mean"]).reshape(3, 1, 1))
-            self.conv = nn.Conv2d(3, 4, 3, padding=given["padding"], padding_mode=given["mode"])
+            if settings.get("mean") is not None:
+                self.register_buffer("mean", torch.tensor(settings["mean"]).reshape(3, 1, 1))
+            self.conv = nn.Conv2d(3, 4, 3, padding=settings["padding"], padding_mode=settings["mode"])
             self.conv2 = nn.Conv2d(
-                4, 4, 3, stride=given["stride"], dilation=given["dilation"], bias=given["bias"]
+                4, 4, 3, stride=settings["stride"], dilation=settings["dilation"], bias=settings["bias"]
             )
-            self.pool = nn.AvgPool2d(3, padding=1, stride=1, count_include_pad=given["pool"])
+            self.pool = nn.AvgPool2d(3, padding=1, stride=1, count_include_pad=settings["pool"])
             self.head = nn.Linear(4, 2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if given.get("mean") is not None:
+            if settings.get("mean") is not None:
                 x = (x - self.mean) / 0.3
             x = torch.relu(self.conv(x))
             return self.head(self.pool(torch.relu(self.conv2(x))).mean((2, 3)))
@@ -136,7 +136,7 @@ def text(**options: Any) -> Any:
     from torch import nn
     from torch.nn import functional
 
-    given = {
+    settings = {
         "position": True,
         "lora": True,
         "dropout": False,
@@ -158,26 +158,26 @@ def text(**options: Any) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.embed = nn.Embedding(11, 8)
-            if given["position"]:
+            if settings["position"]:
                 self.position = nn.Parameter(torch.zeros(6, 8))
             self.query = nn.Linear(8, 8)
             self.key = nn.Linear(8, 8)
-            self.mix = LoraLinear() if given["lora"] else nn.Linear(8, 8)
-            if given["scale"]:
+            self.mix = LoraLinear() if settings["lora"] else nn.Linear(8, 8)
+            if settings["scale"]:
                 self.scale = nn.Parameter(torch.ones(8))
             self.up = nn.Linear(8, 8)
             self.out = nn.Linear(8, 11, bias=False)
-            if given["tied"]:
+            if settings["tied"]:
                 self.out.weight = self.embed.weight
 
         def forward(self, words: torch.Tensor) -> torch.Tensor:
             x = self.embed(words)
-            if given["position"]:
+            if settings["position"]:
                 x = x + self.position
             x = x + torch.softmax(self.query(x) @ self.key(x).transpose(1, 2), -1) @ x
-            x = x - x.mean(given["axis"], keepdim=True)
-            x = self.mix(functional.dropout(x, 0.5, training=given["dropout"]))
-            return self.out(torch.tanh(self.up(x * self.scale if given["scale"] else x)))
+            x = x - x.mean(settings["axis"], keepdim=True)
+            x = self.mix(functional.dropout(x, 0.5, training=settings["dropout"]))
+            return self.out(torch.tanh(self.up(x * self.scale if settings["scale"] else x)))
 
     return Text()
 
@@ -418,7 +418,7 @@ def fused(order: str = "qkv", inner: bool = False) -> Any:
         parts = (
             y.unflatten(-1, (2, 3, 4)).movedim(-2, 0) if inner else y.unflatten(-1, (3, 2, 4)).movedim(-3, 0)
         )
-        by_name = dict(zip(order, (each.transpose(1, 2) for each in parts), strict=True))
+        by_name = dict(zip(order, (part.transpose(1, 2) for part in parts), strict=True))
         scores = torch.softmax(by_name["q"] @ by_name["k"].transpose(2, 3) / 2, -1)
         return m.proj((scores @ by_name["v"]).transpose(1, 2).flatten(2))
 
@@ -449,8 +449,8 @@ def vae(half: bool = True, swapped: bool = False) -> Any:
         x = torch.relu(m.conv(x)).flatten(1)
         mean, spread = m.mean(x), m.spread(x)
         z = mean + torch.exp(spread * 0.5 if half else spread)
-        made = m.decode(z), spread
-        return made[::-1] if swapped else made
+        outputs = m.decode(z), spread
+        return outputs[::-1] if swapped else outputs
 
     layers = {"conv": nn.Conv2d(3, 4, 3, stride=2), "decode": nn.Linear(5, 5)}
     layers |= {name: nn.Linear(4 * 3 * 3, 5) for name in ("mean", "spread")}
@@ -500,7 +500,7 @@ def mixture(gate: str = "softmax") -> Any:
     def forward(m: Any, x: Any) -> Any:
         y = m.gate(x)
         y = torch.softmax(y, -1) if gate == "softmax" else torch.sigmoid(y)
-        experts = torch.stack([torch.tanh(each(x)) for each in (m.one, m.two, m.three)], -1)
+        experts = torch.stack([torch.tanh(expert(x)) for expert in (m.one, m.two, m.three)], -1)
         return m.out((experts * y[:, None]).sum(-1))
 
     layers = {name: nn.Linear(6, 6) for name in ("one", "two", "three")}

@@ -18,28 +18,28 @@ def stand_in(full: str, **attributes: Any) -> type:
 @contextlib.contextmanager
 def importable(*classes: type) -> Iterator[None]:
     """Make the classes importable by their names, as pickle demands of what it writes."""
-    made: dict[str, types.ModuleType] = {}
+    modules: dict[str, types.ModuleType] = {}
     for one in classes:
         parts = one.__module__.split(".")
         for end in range(1, len(parts) + 1):
             name = ".".join(parts[:end])
-            made.setdefault(name, types.ModuleType(name))
-        setattr(made[one.__module__], one.__name__, one)
-    hidden = {name: sys.modules[name] for name in made if name in sys.modules}
-    sys.modules.update(made)
+            modules.setdefault(name, types.ModuleType(name))
+        setattr(modules[one.__module__], one.__name__, one)
+    hidden = {name: sys.modules[name] for name in modules if name in sys.modules}
+    sys.modules.update(modules)
     try:
         yield
     finally:
-        for name in made:
+        for name in modules:
             del sys.modules[name]
         sys.modules.update(hidden)
 
 
 def instance(kind: type, **attributes: Any) -> Any:
     """Return an object of the class with these attributes, as unpickling would make it."""
-    made = kind()
-    made.__dict__.update(attributes)
-    return made
+    instance = kind()
+    instance.__dict__.update(attributes)
+    return instance
 
 
 def damaged(whole: bytes, count: int, seed: int = 0) -> Iterator[bytes]:

@@ -69,7 +69,7 @@ def blocks(count: int, *order: int) -> Callable[[Any], Any]:
     def turned(value: Any) -> Any:
         import torch
 
-        return torch.cat([value.chunk(count)[place] for place in order])
+        return torch.cat([value.chunk(count)[index] for index in order])
 
     return turned
 
@@ -156,8 +156,8 @@ def several(*changes: Callable[[State], None]) -> Callable[[State], None]:
     """Return several changes."""
 
     def change(state: State) -> None:
-        for each in changes:
-            each(state)
+        for change in changes:
+            change(state)
 
     return change
 
@@ -791,10 +791,10 @@ def framework_of(factory: str) -> str:
 
 def input_shapes(model: str, framework: str) -> tuple[str, ...]:
     """Return the shapes of a model's inputs as options of `verify`, images in the framework's order."""
-    found = tuple(SHAPES[model].split(";"))
-    first, *rest = found[0].split(",")
+    shapes = tuple(SHAPES[model].split(";"))
+    first, *rest = shapes[0].split(",")
     channels_last = framework == "keras" and (len(rest) > 1 or model == "temporal")
-    return (",".join((*rest, first)),) if channels_last else found
+    return (",".join((*rest, first)),) if channels_last else shapes
 
 
 class Sides:
@@ -883,12 +883,12 @@ class PlantedFaults:
         """Return what the comparison finds."""
         fault = FAULTS[name]
         try:
-            made = self.compare(name, direction)
+            comparison = self.compare(name, direction)
         except Exception as error:  # noqa: BLE001  # a crash is a finding
             return Finding(
                 name, direction, "", False, "", "", False, f"{type(error).__name__}: {error}", False, False
             )
-        first = made.models.first if made.models is not None else None
+        first = comparison.models.first if comparison.models is not None else None
         expected = fault.layer
         if direction.endswith("keras"):
             expected = fault.keras.get("layer", KERAS_NAMES.get(fault.model, {}).get(expected, expected))
@@ -898,7 +898,7 @@ class PlantedFaults:
             name,
             direction,
             expected,
-            not made.within,
+            not comparison.within,
             "" if first is None else first.b,
             "" if first is None else first.where,
             first is not None and first.confirmed,
@@ -938,7 +938,7 @@ def main() -> None:
     names = [
         name
         for name, fault in FAULTS.items()
-        if not options.names or any(re.search(each, f"{fault.model}: {name}") for each in options.names)
+        if not options.names or any(re.search(pattern, f"{fault.model}: {name}") for pattern in options.names)
     ]
     path = (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", ""))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
@@ -947,7 +947,7 @@ def main() -> None:
         for row in PlantedFaults(Path(folder), names).findings():
             rows.append(asdict(row))
             if not options.json:
-                marks = "".join("-+"[each] for each in (row.found, row.layer_right, row.cause_right))
+                marks = "".join("-+"[flag] for flag in (row.found, row.layer_right, row.cause_right))
                 print(  # noqa: T201
                     f"{marks} {row.fault:28} {row.direction:12} {row.expected:10} {row.layer:10} "
                     f"{row.where:8} {row.confirmed!s:5} {row.cause}",

@@ -57,26 +57,26 @@ def keras_files(folder: Path) -> dict[str, Any]:
     skip = layers.Dense(3, activation="relu")(inputs)
     skipping = keras.Model(inputs, layers.Dense(1)(layers.Add()([skip, inputs])))
     leaky = keras.Sequential([keras.Input((3,)), layers.Dense(4, activation="leaky_relu"), layers.Dense(1)])
-    found = {}
+    files = {}
     for name, model in (("scaled", dense(scaled=True)), ("functional", functional)):
         model.save(f"{name}.keras")
         model.save(f"{name}.h5")
-        found[f"{name}.keras"] = found[f"{name}.h5"] = model(observations()).numpy().tolist()
+        files[f"{name}.keras"] = files[f"{name}.h5"] = model(observations()).numpy().tolist()
     bare = dense(scaled=False)
     bare.save_weights("bare.weights.h5")
     bare.save("bare.keras")
     tf.train.Checkpoint(model=bare).write("bare")
     tf.saved_model.save(bare, "bare_saved")
     bare.export("bare_exported", verbose=False)
-    found["bare"] = bare(observations()).numpy().tolist()
+    files["bare"] = bare(observations()).numpy().tolist()
     for name, module in modules(tf).items():
         call = tf.function(module, input_signature=[tf.TensorSpec((None, 3))])
         tf.saved_model.save(module, name, signatures={"serving_default": call})
-        found[name] = module(observations()).numpy().tolist()
+        files[name] = module(observations()).numpy().tolist()
     summed = keras.Model(inputs, layers.Dense(1)(layers.Softmax()(layers.Dense(4)(inputs))))
     tf.saved_model.save(leaky, "leaky_saved")
-    found["leaky_saved"] = leaky(observations()).numpy().tolist()
+    files["leaky_saved"] = leaky(observations()).numpy().tolist()
     for name, model in (("skipping", skipping), ("leaky", leaky), ("softmax", summed)):
         model.save(f"{name}.keras")
-        found[f"{name}.keras"] = model(observations()).numpy().tolist()
-    return found
+        files[f"{name}.keras"] = model(observations()).numpy().tolist()
+    return files

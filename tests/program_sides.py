@@ -83,8 +83,8 @@ def compare_module(folder: str) -> None:
 def print_comparison(first: str, second: str, folder: str, **options: Any) -> None:
     """Print the JSON of `verify` of two files; both models run in this process."""
     with mock.patch.object(two_models, "ModelProcess", InThisProcess):
-        found = verify(first, second, run_code=True, **options)
-    sys.stdout.write("\n" + json.dumps(found.document()))
+        verification = verify(first, second, run_code=True, **options)
+    sys.stdout.write("\n" + json.dumps(verification.document()))
 
 
 def compare_keras2(folder: str, suffix: str, wrong: str = "") -> None:
@@ -102,7 +102,7 @@ def compare_keras2(folder: str, suffix: str, wrong: str = "") -> None:
 
     model = net()
     draw = np.random.default_rng(0)
-    model.set_weights([draw.uniform(0.1, 0.7, each.shape) for each in model.get_weights()])
+    model.set_weights([draw.uniform(0.1, 0.7, weight.shape) for weight in model.get_weights()])
     model.save(f"{folder}/model{suffix}")
     if wrong:
         layer = model.layers[int(wrong)]

@@ -83,8 +83,8 @@ def trees(draw: st.DrawFn, torch: bool) -> Tree:
     aliases: dict[Path, tuple[Alias, ...]] = {}
     for other in paths[count:] if arrays else ():
         path = draw(st.sampled_from(arrays))
-        made = Alias(other, draw(st.sampled_from(["", None])))
-        aliases[path] = (*aliases.get(path, ()), made)
+        alias = Alias(other, draw(st.sampled_from(["", None])))
+        aliases[path] = (*aliases.get(path, ()), alias)
     containers = draw(
         st.dictionaries(PATHS, st.builds(Container, KINDS, st.one_of(st.none(), TEXT), STATES), max_size=3)
     )

@@ -27,12 +27,12 @@ def actors(folder: Path) -> list[str]:
             return self.l2(self.l1(self.memory(obs)))
 
     obs = np.load(folder / "obs.npy")
-    made = {
+    layers = {
         "lstm": keras.layers.LSTM(UNITS, return_sequences=True),
         "after": keras.layers.GRU(UNITS, return_sequences=True, reset_after=True),
         "before": keras.layers.GRU(UNITS, return_sequences=True, reset_after=False),
     }
-    for number, (name, cell) in enumerate(made.items()):
+    for number, (name, cell) in enumerate(layers.items()):
         sequence = keras.Sequential([keras.Input(obs.shape[1:]), cell, keras.layers.Dense(2, "tanh")])
         actor = sequence if name == "after" else Actor(cell)
         actor(obs)
@@ -42,4 +42,4 @@ def actors(folder: Path) -> list[str]:
         np.save(folder / f"{name}.npy", SCALE * np.asarray(actor(obs)))
         step = tf.Variable(3, dtype=tf.int64)
         tf.train.Checkpoint(actor=actor, total_it=step).write(str(folder / name))
-    return list(made)
+    return list(layers)

@@ -44,11 +44,11 @@ def invented_values(hint: str, stated: str) -> list[str]:
     A value is none if `stated` contains it (the command and its message), if the hint lists several values
     of the option, or if a registry of environments lists it.
     """
-    found = [(option, value.strip("',:")) for option, value in _OPTION.findall(hint)]
-    choices = Counter(option for option, _ in dict.fromkeys(found))
+    values = [(option, value.strip("',:")) for option, value in _OPTION.findall(hint)]
+    choices = Counter(option for option, _ in dict.fromkeys(values))
     return [
         f"{option} {value}"
-        for option, value in found
+        for option, value in values
         if not (
             _PLACEHOLDER.fullmatch(value.rpartition("=")[2])
             or value.rpartition("=")[2] in _NONE
@@ -104,8 +104,8 @@ _WORDS = re.compile(r" (?:lists|writes|records|shows|uses|to (?:list|see)) .*|, 
 
 def commands_of(hint: str) -> Iterator[list[str]]:
     """Yield the complete command of a hint: nothing in it stands for a name or a value."""
-    for found in _COMMAND.findall(hint):
-        words = shlex.split(_WORDS.sub("", found).removesuffix(" <"))[1:]
+    for match in _COMMAND.findall(hint):
+        words = shlex.split(_WORDS.sub("", match).removesuffix(" <"))[1:]
         placeholders = [word for word in words if re.fullmatch(r"[A-Z][A-Z:_,]*(?:\.\w+|\.\.\.)?", word)]
         if not placeholders and len(words) > 1 and "<" not in words and "..." not in words:
             yield words
@@ -127,8 +127,8 @@ def follow(printed: str, folder: Path | None, run: Callable[..., Any]) -> None:
         for words in commands_of(hint):
             _following.append(hint)
             try:
-                with tempfile.TemporaryDirectory(prefix="hints") as place:
-                    copy = Path(place) / "copy"
+                with tempfile.TemporaryDirectory(prefix="hints") as workplace:
+                    copy = Path(workplace) / "copy"
                     shutil.copytree(folder, copy, symlinks=True) if folder is not None else copy.mkdir()
                     ran = run(*words, cwd=copy)
             finally:

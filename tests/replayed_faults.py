@@ -133,8 +133,8 @@ def _recurrent(cell: Callable[[], Any], name: str, width: int, *, both: bool) ->
             self.head = nn.Linear(width, 2)
 
         def forward(self, x: Any) -> Any:
-            made, last = getattr(self, name)(x)
-            return self.head(torch.cat([*last[0]], 1) if both else made[:, -1])
+            sequence, last = getattr(self, name)(x)
+            return self.head(torch.cat([*last[0]], 1) if both else sequence[:, -1])
 
     return Recurrent()
 
@@ -201,39 +201,41 @@ def table() -> Any:
 
 
 def _turned(name: str, *axes: int) -> Callable[[Arrays], Arrays]:
-    return lambda held: {name: held[name].transpose(axes)}
+    return lambda arrays: {name: arrays[name].transpose(axes)}
 
 
 def _read_as(name: str, *axes: int) -> Callable[[Arrays], Arrays]:
     """Return the fault in which a tensor's numbers stay in the order of Keras, whose axes these are."""
-    return lambda held: {name: held[name].transpose(axes).reshape(held[name].shape)}
+    return lambda arrays: {name: arrays[name].transpose(axes).reshape(arrays[name].shape)}
 
 
 def _swapped(*pairs: tuple[str, str]) -> Callable[[Arrays], Arrays]:
-    return lambda held: {name: held[other] for one, two in pairs for name, other in ((one, two), (two, one))}
-
-
-def _blocks(order: tuple[int, ...], *names: str) -> Callable[[Arrays], Arrays]:
-    return lambda held: {
-        name: np.concatenate([np.split(held[name], len(order))[place] for place in order]) for name in names
+    return lambda arrays: {
+        name: arrays[other] for one, two in pairs for name, other in ((one, two), (two, one))
     }
 
 
-def _heads(held: Arrays) -> Arrays:
+def _blocks(order: tuple[int, ...], *names: str) -> Callable[[Arrays], Arrays]:
+    return lambda arrays: {
+        name: np.concatenate([np.split(arrays[name], len(order))[index] for index in order]) for name in names
+    }
+
+
+def _heads(arrays: Arrays) -> Arrays:
     """Return the tensors with dimensions before heads: 3 parts, 4 heads, 4 dimensions each."""
     return {
         f"attention.in_proj_{name}": np.stack(
             [
                 part.reshape(4, 4, *part.shape[1:]).swapaxes(0, 1).reshape(part.shape)
-                for part in np.split(held[f"attention.in_proj_{name}"], 3)
+                for part in np.split(arrays[f"attention.in_proj_{name}"], 3)
             ]
-        ).reshape(held[f"attention.in_proj_{name}"].shape)
+        ).reshape(arrays[f"attention.in_proj_{name}"].shape)
         for name in ("weight", "bias")
     }
 
 
-def _one_bias(held: Arrays) -> Arrays:
-    both = held["rnn.bias_ih_l0"] + held["rnn.bias_hh_l0"]
+def _one_bias(arrays: Arrays) -> Arrays:
+    both = arrays["rnn.bias_ih_l0"] + arrays["rnn.bias_hh_l0"]
     return {"rnn.bias_ih_l0": both, "rnn.bias_hh_l0": np.zeros_like(both)}
 
 
@@ -264,9 +266,11 @@ class ReplayedFault:
         """Convert without the rule inside the block."""
         right, settings = fill_model.fill, kind_notes.recorded_differences
 
-        def fill(*given: Any) -> Any:
-            found = right(*given)
-            return found if self.change is None else replace(found, tree=_exchanged(found.tree, self.change))
+        def fill(*arguments: Any) -> Any:
+            result = right(*arguments)
+            return (
+                result if self.change is None else replace(result, tree=_exchanged(result.tree, self.change))
+            )
 
         fill_model.fill = fill
         if self.factory:
@@ -279,14 +283,14 @@ class ReplayedFault:
 
 def _exchanged(tree: Tree, change: Callable[[Arrays], Arrays]) -> Tree:
     names = {path: display(path).replace("/", ".") for path, _ in tree.tensors()}
-    held = {name: tree[path].array() for path, name in names.items()}  # type: ignore[union-attr]
-    other = change(held)
-    assert any(not np.array_equal(array, held[name]) for name, array in other.items())
+    arrays = {name: tree[path].array() for path, name in names.items()}  # type: ignore[union-attr]
+    other = change(arrays)
+    assert any(not np.array_equal(array, arrays[name]) for name, array in other.items())
     leaves = dict(tree.items())
     for path, name in names.items():
         leaf = leaves[path]
         if name in other and isinstance(leaf, Leaf):
-            data = np.ascontiguousarray(other[name], held[name].dtype).tobytes()
+            data = np.ascontiguousarray(other[name], arrays[name].dtype).tobytes()
             leaves[path] = replace(leaf, source=Inline(data))
     return Tree(leaves, tree.aliases, tree.containers)
 
@@ -299,8 +303,8 @@ FAULTS = {
         "images",
         "depth",
         "depth",
-        lambda held: {
-            name: held[name].reshape(8, 2, -1).swapaxes(0, 1).reshape(held[name].shape)
+        lambda arrays: {
+            name: arrays[name].reshape(8, 2, -1).swapaxes(0, 1).reshape(arrays[name].shape)
             for name in ("depth.weight",)
         },
     ),
@@ -312,19 +316,19 @@ FAULTS = {
     ),
     "transposed convolution": _Case("images", "up", "up", _turned("up.weight", 1, 0, 2, 3)),
     "flipped convolution": _Case(
-        "images", "up", "up", lambda held: {"up.weight": held["up.weight"][:, :, ::-1, ::-1]}
+        "images", "up", "up", lambda arrays: {"up.weight": arrays["up.weight"][:, :, ::-1, ::-1]}
     ),
     "kernel's space": _Case("images", "grouped", "grouped", _turned("grouped.weight", 0, 1, 3, 2)),
     "epsilon of a layer norm": _Case("images", "norm", "norm", factory="small_epsilon"),
     "slope": _Case("images", "leaky", "leaky", factory="small_slope"),
-    "directions": _Case("both", "both", "both", _swapped(*((each, f"{each}_reverse") for each in _LSTM))),
+    "directions": _Case("both", "both", "both", _swapped(*((name, f"{name}_reverse") for name in _LSTM))),
     "gates of an LSTM": _Case("both", "both", "both", _blocks((0, 2, 1, 3), *_LSTM)),
     "square recurrent kernel": _Case(
         "both",
         "both",
         "both",
-        lambda held: {
-            "both.weight_hh_l0": held["both.weight_hh_l0"].reshape(4, 5, 5).swapaxes(1, 2).reshape(20, 5)
+        lambda arrays: {
+            "both.weight_hh_l0": arrays["both.weight_hh_l0"].reshape(4, 5, 5).swapaxes(1, 2).reshape(20, 5)
         },
     ),
     "biases of a GRU": _Case("cell", "rnn", "rnn", _swapped(("rnn.bias_ih_l0", "rnn.bias_hh_l0"))),
@@ -335,7 +339,7 @@ FAULTS = {
         "third",
         _swapped(("second.weight", "third.weight"), ("second.bias", "third.bias")),
     ),
-    "one bias": _Case("tower", "third", "third", lambda held: {"third.bias": 0 * held["third.bias"]}),
+    "one bias": _Case("tower", "third", "third", lambda arrays: {"third.bias": 0 * arrays["third.bias"]}),
     "heads": _Case("attention", "attention", "attention", _heads),
     "parts of the projection": _Case("attention", "attention", "attention", _blocks((1, 0, 2), *_IN_PROJ)),
     "output of the heads": _Case(
@@ -343,14 +347,14 @@ FAULTS = {
     ),
     "embedding": _Case("table", "table", "table", _turned("table.weight", 1, 0)),
 }
-RIGHT = tuple(dict.fromkeys(each.model for each in FAULTS.values()))
+RIGHT = tuple(dict.fromkeys(fault.model for fault in FAULTS.values()))
 
 
 def write_keras(name: str) -> None:
     """Write a Keras model with random numbers."""
     model = globals()[f"keras_{name}"]()
     generator = np.random.default_rng(0)
-    model.set_weights([0.5 * generator.standard_normal(each.shape) for each in model.get_weights()])
+    model.set_weights([0.5 * generator.standard_normal(weight.shape) for weight in model.get_weights()])
     model.save(f"{name}-replayed.keras")
 
 
@@ -362,19 +366,19 @@ def main() -> None:
     from tests import model_proofs
     from tests.test_model_proof import FAULTS as SWITCHED
 
-    layers = {**SWITCHED, **{name: (each.a, each.b) for name, each in FAULTS.items()}}
-    found: dict[str, Any] = {}
+    layers = {**SWITCHED, **{name: (fault.a, fault.b) for name, fault in FAULTS.items()}}
+    outcomes: dict[str, Any] = {}
     for run in (model_proofs.main, model_proofs.replay):
         with tempfile.TemporaryDirectory() as folder:
             run(folder)
-            found |= json.loads(Path(folder, "outcomes.json").read_bytes())
+            outcomes |= json.loads(Path(folder, "outcomes.json").read_bytes())
             os.chdir("/")
     rows = []
     for name, expected in layers.items():
-        first = found[name].get("first_difference") or {}
+        first = outcomes[name].get("first_difference") or {}
         row = {
             "fault": name,
-            "refused": not found[name]["written"] and not found[name]["within"],
+            "refused": not outcomes[name]["written"] and not outcomes[name]["within"],
             "layer_right": (first.get("a"), first.get("b")) == expected,
             "cause": first.get("cause"),
         }

@@ -135,19 +135,19 @@ class Page(html.parser.HTMLParser):
         """Return a picture's values, NaN where there is none."""
         at, rows, columns, _, _, scale = picture
         data = np.frombuffer(base64.b64decode(self.scripts[1]), np.uint8)
-        taken = data[int(at) : int(at + rows * columns)].reshape(int(rows), int(columns)).astype(np.float64)
-        return np.where(taken == 0, np.nan, (taken - 128) / 127 * scale)
+        numbers = data[int(at) : int(at + rows * columns)].reshape(int(rows), int(columns)).astype(np.float64)
+        return np.where(numbers == 0, np.nan, (numbers - 128) / 127 * scale)
 
 
 def _unpacked(packed: dict[str, Any]) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for number, *values in packed["items"]:
-        made: dict[str, Any] = {}
+        row: dict[str, Any] = {}
         for name, value in zip(packed["keys"][number], values, strict=True):
             outer, _, inner = name.partition(".")
             if inner:
-                made.setdefault(outer, {})[inner] = value
+                row.setdefault(outer, {})[inner] = value
             else:
-                made[outer] = value
-        found.append(made)
-    return found
+                row[outer] = value
+        rows.append(row)
+    return rows

@@ -59,8 +59,8 @@ def q_values(path: object, title: str = "critic/q1", width: int = 2) -> np.ndarr
     part = agent.runnable(title)
     assert part is not None
     network = q_network(agent.tree, part, wiring(agent), 3, width)
-    found, _ = numpy_backend.build(network).step({"obs": observations(), "action": chosen(width)})
-    return np.asarray(found).reshape(-1)
+    values, _ = numpy_backend.build(network).step({"obs": observations(), "action": chosen(width)})
+    return np.asarray(values).reshape(-1)
 
 
 def chosen(width: int = 2) -> np.ndarray:
@@ -70,9 +70,9 @@ def chosen(width: int = 2) -> np.ndarray:
 
 def same(one: np.ndarray, other: object) -> None:
     """Assert that two results agree to 1e-6 of their scale."""
-    wanted = np.asarray(other)
+    expected = np.asarray(other)
     np.testing.assert_allclose(
-        one, wanted.reshape(one.shape), rtol=0, atol=1e-6 * max(1.0, float(np.abs(wanted).max()))
+        one, expected.reshape(one.shape), rtol=0, atol=1e-6 * max(1.0, float(np.abs(expected).max()))
     )
 
 
@@ -94,7 +94,7 @@ def without_a_way(path: object) -> list[str]:
     tree = open_checkpoint(str(path)).tree
     binding = recognised(path)
     used = {move.source for move in binding.moves.moves} | binding.consumed
-    return [tree.names[each] for each in tree if each not in used]
+    return [tree.names[path] for path in tree if path not in used]
 
 
 def bound(tree: Tree, name: str = "folder") -> RecognizedAgent:

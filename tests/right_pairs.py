@@ -132,9 +132,9 @@ def write_twins(folder: str, names: Sequence[str]) -> None:
     twins.load_families()
     for name in names:
         at = Path(folder, name)
-        made, pair = keras_twin(name), twins.PAIRS[name]
-        made.save_weights(f"{at}.weights.h5")
-        made.save(f"{at}.keras")
+        model, pair = keras_twin(name), twins.PAIRS[name]
+        model.save_weights(f"{at}.weights.h5")
+        model.save(f"{at}.keras")
         other = torch_twin(name)
         load_into(other, f"{at}.keras", shapes=twins.shapes(pair, "torch"))
         torch.save(other.state_dict(), f"{at}.pt")
@@ -150,11 +150,11 @@ def write_applications(folder: str, names: Sequence[str]) -> None:
     draw = np.random.default_rng(0)
     for name in names:
         at = Path(folder, name)
-        made = keras_application(name)
-        for each in made.weights:
-            if len(each.shape) < 2:
-                each.assign(draw.uniform(0.5, 1.5, each.shape).astype(np.float32))
-        made.save(f"{at}.keras")
+        model = keras_application(name)
+        for weight in model.weights:
+            if len(weight.shape) < 2:
+                weight.assign(draw.uniform(0.5, 1.5, weight.shape).astype(np.float32))
+        model.save(f"{at}.keras")
         shape = APPLICATIONS[name]
         other = torch_application(name)
         load_into(other, f"{at}.keras", shapes=[(shape[2], *shape[:2])])
@@ -198,26 +198,26 @@ def _in_child(call: str) -> None:
 def _measured(name: str, kind: str, files: Sequence[str], **options: Any) -> RightPair:
     start = time.perf_counter()
     try:
-        found = verify(*files, **options)
+        verification = verify(*files, **options)
     except Exception as error:  # noqa: BLE001  # a refusal or crash is a result
         note = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         return RightPair(name, kind, *_suffixes(files), False, 0, 0, 0.0, 0.0, 0.0, False, 0.0, note)
-    took = time.perf_counter() - start
-    models, note = found.models, ""
+    elapsed_s = time.perf_counter() - start
+    models, note = verification.models, ""
     if models is not None and models.first is not None:
         note = f"{models.first.b} ({models.first.where}): {models.first.cause}"
     return RightPair(
         name,
         kind,
         *_suffixes(files),
-        found.within,
-        len(found.networks),
+        verification.within,
+        len(verification.networks),
         0 if models is None else len(models.layers),
-        max(each.max_rel for each in found.networks),
-        max(each.error_a for each in found.networks),
-        max(each.error_b for each in found.networks),
+        max(network.max_rel for network in verification.networks),
+        max(network.error_a for network in verification.networks),
+        max(network.error_b for network in verification.networks),
         models is not None and models.exact,
-        round(took, 2),
+        round(elapsed_s, 2),
         note,
     )
 
@@ -295,7 +295,7 @@ def _transformers(folder: Path) -> Iterator[RightPair]:
 
 def _framework(factory: str) -> str:
     keras = (":keras_", "pair_keras:")
-    return "tensorflow" if any(each in factory for each in keras) else "torch"
+    return "tensorflow" if any(word in factory for word in keras) else "torch"
 
 
 def pairs(folder: Path, kinds: Sequence[str], patterns: Sequence[str]) -> Iterator[RightPair]:

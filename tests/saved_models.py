@@ -92,19 +92,19 @@ def _constants(tf: Any, path: Path) -> dict[str, Any]:
 def _loaded(tf: Any, path: Path) -> dict[str, Any]:
     """What tf.saved_model.load finds: variables by bundle key, and what each signature has and uses."""
     loaded = tf.saved_model.load(str(path))
-    found: list[Any] = []
+    variables: list[Any] = []
     for function in loaded.signatures.values():
-        found += function.variables
-    waiting, seen = [loaded], set()
+        variables += function.variables
+    waiting, visited = [loaded], set()
     while waiting:
-        each = waiting.pop()
-        if id(each) not in seen:
-            seen.add(id(each))
-            found += [each] if isinstance(each, tf.Variable) else []
-            waiting += each._trackable_children().values()  # what the loader itself restores along
+        trackable = waiting.pop()
+        if id(trackable) not in visited:
+            visited.add(id(trackable))
+            variables += [trackable] if isinstance(trackable, tf.Variable) else []
+            waiting += trackable._trackable_children().values()  # what the loader itself restores along
     return {
         "tensors": _tensors(tf, path),
-        "variables": {v.name.split(":")[0]: bool(v.trainable) for v in found},
+        "variables": {v.name.split(":")[0]: bool(v.trainable) for v in variables},
         "signatures": {
             name: {
                 "inputs": {
@@ -160,8 +160,8 @@ def _spinningup(tf: Any, path: Path, name: str) -> dict[str, Any]:
             shape = (int(x.shape[-1]), units)
             draws = [generator.normal(size=shape) * shape[0] ** -0.5, generator.normal(size=units) / 4]
             kernel, bias = (
-                v1.get_variable(each, initializer=tf.constant(array, tf.float32))
-                for each, array in zip(("kernel", "bias"), draws, strict=True)
+                v1.get_variable(name, initializer=tf.constant(array, tf.float32))
+                for name, array in zip(("kernel", "bias"), draws, strict=True)
             )
             y = tf.nn.bias_add(x @ kernel, bias, name="BiasAdd")
             return y if activate is None else activate(y)
@@ -189,16 +189,16 @@ def _spinningup(tf: Any, path: Path, name: str) -> dict[str, Any]:
                 if scope.endswith("pi"):
                     outputs[scope] = policy(x)
                 else:
-                    seen = x if scope == "v" else tf.concat([x, a], axis=-1)
-                    outputs[scope] = dense(dense(dense(seen, 0, 17, function), 1, 9, function), 2, 1)[:, 0]
+                    inputs = x if scope == "v" else tf.concat([x, a], axis=-1)
+                    outputs[scope] = dense(dense(dense(inputs, 0, 17, function), 1, 9, function), 2, 1)[:, 0]
         mean, sample = outputs.pop(scopes[0])
-        for losses in ([mean], [outputs[each] for each in scopes[1:] if "target" not in each]):
+        for losses in ([mean], [outputs[scope] for scope in scopes[1:] if "target" not in scope]):
             loss = sum(map(tf.reduce_mean, losses))
-            learned = [each for each in v1.trainable_variables() if v1.gradients(loss, each)[0] is not None]
+            learned = [item for item in v1.trainable_variables() if v1.gradients(loss, item)[0] is not None]
             v1.train.AdamOptimizer().minimize(loss, var_list=learned)
         session.run(v1.global_variables_initializer())
         named = {"pi": sample, **({"mu": mean} if name == "sac" else {})}
-        named |= {each.rpartition("/")[2]: outputs[each] for each in scopes[1:] if "target" not in each}
+        named |= {scope.rpartition("/")[2]: outputs[scope] for scope in scopes[1:] if "target" not in scope}
         v1.saved_model.simple_save(
             session, str(path), {"x": x, "a": a} if "v" not in scopes else {"x": x}, named
         )
@@ -280,8 +280,8 @@ def list_registry(_: Path) -> dict[str, Any]:
             "stateful": op.is_stateful,
             "functions": any("func" in attribute.type for attribute in op.attr),
             "strings": [
-                *(each.name for each in op.input_arg if each.type == types_pb2.DT_STRING),
-                *(each.name for each in op.attr if "string" in each.type),
+                *(argument.name for argument in op.input_arg if argument.type == types_pb2.DT_STRING),
+                *(attribute.name for attribute in op.attr if "string" in attribute.type),
             ],
         }
         for op in listed.op
@@ -340,20 +340,20 @@ def _pure_functions(tf: Any, top: Path) -> None:
 
     def example(x: Any) -> Any:
         features = {"a": tf.io.FixedLenFeature([2], tf.float32), "b": tf.io.VarLenFeature(tf.int64)}
-        found = tf.io.parse_example(x, features)
-        return found["a"], tf.sparse.to_dense(found["b"])
+        parsed = tf.io.parse_example(x, features)
+        return parsed["a"], tf.sparse.to_dense(parsed["b"])
 
     def image(x: Any) -> Any:
-        found = tf.image.resize(tf.io.decode_jpeg(x[0], channels=3), [8, 8])
-        return tf.io.encode_png(tf.cast(found, tf.uint8)), tf.io.decode_image(x[0])
+        resized = tf.image.resize(tf.io.decode_jpeg(x[0], channels=3), [8, 8])
+        return tf.io.encode_png(tf.cast(resized, tf.uint8)), tf.io.decode_image(x[0])
 
     def words(x: Any) -> Any:
         parts = tf.strings.split(tf.strings.lower(x))
         return tf.strings.reduce_join(tf.strings.regex_replace(x, "[0-9]", "#")), parts.to_tensor("")
 
     def dataset(x: Any) -> Any:
-        found = tf.data.Dataset.from_tensor_slices(x).map(lambda y: y * 2).filter(lambda y: y > 0).cache()
-        return found.batch(2).prefetch(1).shuffle(3).reduce(0.0, lambda a, b: a + tf.reduce_sum(b))
+        target = tf.data.Dataset.from_tensor_slices(x).map(lambda y: y * 2).filter(lambda y: y > 0).cache()
+        return target.batch(2).prefetch(1).shuffle(3).reduce(0.0, lambda a, b: a + tf.reduce_sum(b))
 
     def printed(x: Any) -> Any:
         tf.print("x", x)
@@ -463,7 +463,7 @@ def _pure_tensorflow1(tf: Any, top: Path) -> None:
 
 def _acting_operations(tf: Any) -> dict[str, tuple[Any, list[str]]]:
     raw = tf.raw_ops
-    place = "/nonexistent/ckpttool"
+    path = "/nonexistent/ckpttool"
     packed = _packed_dataset(tf)
 
     def nested(x: Any) -> Any:
@@ -480,14 +480,14 @@ def _acting_operations(tf: Any) -> dict[str, tuple[Any, list[str]]]:
         return raw.DatasetToSingleElement(dataset=variant, output_types=[tf.int64], output_shapes=[[]])[0]
 
     def table(x: Any) -> Any:
-        held = raw.HashTableV2(key_dtype=tf.string, value_dtype=tf.int64)
-        raw.InitializeTableFromTextFileV2(table_handle=held, filename=place, key_index=-2, value_index=-1)
-        return raw.LookupTableFindV2(table_handle=held, keys=x, default_value=tf.constant(0, tf.int64))
+        lookup = raw.HashTableV2(key_dtype=tf.string, value_dtype=tf.int64)
+        raw.InitializeTableFromTextFileV2(table_handle=lookup, filename=path, key_index=-2, value_index=-1)
+        return raw.LookupTableFindV2(table_handle=lookup, keys=x, default_value=tf.constant(0, tf.int64))
 
     def summary(x: Any) -> Any:
         writer = raw.SummaryWriter()
         raw.CreateSummaryFileWriter(
-            writer=writer, logdir=place, max_queue=1, flush_millis=1, filename_suffix="x"
+            writer=writer, logdir=path, max_queue=1, flush_millis=1, filename_suffix="x"
         )
         return x
 
@@ -503,11 +503,11 @@ def _acting_operations(tf: Any) -> dict[str, tuple[Any, list[str]]]:
             lambda x: unpacked(tf.io.decode_compressed(x, "ZLIB")),
             ["DatasetFromGraph"],
         ),
-        "save": (lambda x: _then(x, raw.SaveV2(prefix=place, tensors=[x], **save)), ["SaveV2"]),
+        "save": (lambda x: _then(x, raw.SaveV2(prefix=path, tensors=[x], **save)), ["SaveV2"]),
         "save_argument": (lambda x: _then(x, raw.SaveV2(prefix=x, tensors=[x], **save)), ["SaveV2"]),
-        "restore": (lambda _: raw.RestoreV2(prefix=place, dtypes=[tf.float32], **save)[0], ["RestoreV2"]),
+        "restore": (lambda _: raw.RestoreV2(prefix=path, dtypes=[tf.float32], **save)[0], ["RestoreV2"]),
         "merge": (
-            lambda x: _then(x, raw.MergeV2Checkpoints(checkpoint_prefixes=[x], destination_prefix=place)),
+            lambda x: _then(x, raw.MergeV2Checkpoints(checkpoint_prefixes=[x], destination_prefix=path)),
             ["MergeV2Checkpoints"],
         ),
         "table": (table, ["InitializeTableFromTextFileV2"]),
@@ -516,8 +516,8 @@ def _acting_operations(tf: Any) -> dict[str, tuple[Any, list[str]]]:
         "numpy": (lambda x: tf.numpy_function(lambda v: v, [x], tf.string), ["PyFunc"]),
         "read": (tf.io.read_file, ["ReadFile"]),
         "matching": (tf.io.matching_files, ["MatchingFiles"]),
-        "debug": (lambda x: raw.DebugIdentity(input=x, debug_urls=[f"file://{place}"]), ["DebugIdentity"]),
-        "print": (lambda x: _then(x, tf.print(x, output_stream=f"file://{place}")), ["PrintV2"]),
+        "debug": (lambda x: raw.DebugIdentity(input=x, debug_urls=[f"file://{path}"]), ["DebugIdentity"]),
+        "print": (lambda x: _then(x, tf.print(x, output_stream=f"file://{path}")), ["PrintV2"]),
         "summary": (summary, ["SummaryWriter", "CreateSummaryFileWriter"]),
         "filesystem": (
             lambda x: _then(x, raw.FileSystemSetConfiguration(scheme=x, key=x, value=x)),
@@ -526,7 +526,7 @@ def _acting_operations(tf: Any) -> dict[str, tuple[Any, list[str]]]:
         "text": (lambda x: _count(tf, tf.data.TextLineDataset(x)), ["TextLineDataset"]),
         "records": (lambda x: _count(tf, tf.data.TFRecordDataset(x)), ["TFRecordDataset"]),
         "cache": (lambda x: _count(tf, tf.data.Dataset.range(2).cache(x)), ["CacheDatasetV2"]),
-        "snapshot": (lambda _: _count(tf, tf.data.Dataset.range(2).snapshot(place)), ["SnapshotDatasetV2"]),
+        "snapshot": (lambda _: _count(tf, tf.data.Dataset.range(2).snapshot(path)), ["SnapshotDatasetV2"]),
         "reduce": (
             lambda _: raw.CollectiveReduceV2(
                 input=[1.0], ordering_token=[], merge_op="Add", final_op="Id", **collective
@@ -534,11 +534,11 @@ def _acting_operations(tf: Any) -> dict[str, tuple[Any, list[str]]]:
             ["CollectiveReduceV2"],
         ),
         "mapped": (
-            lambda _: raw.ImmutableConst(dtype=tf.float32, shape=[2], memory_region_name=place),
+            lambda _: raw.ImmutableConst(dtype=tf.float32, shape=[2], memory_region_name=path),
             ["ImmutableConst"],
         ),
         "proto": (
-            lambda x: tf.io.decode_proto(x, "a.B", ["c"], [tf.int32], descriptor_source=place)[1][0],
+            lambda x: tf.io.decode_proto(x, "a.B", ["c"], [tf.int32], descriptor_source=path)[1][0],
             ["DecodeProtoV2"],
         ),
         "tpu": (lambda _: raw.ConfigureDistributedTPU(), ["ConfigureDistributedTPU"]),
@@ -584,11 +584,11 @@ def build_acting(folder: Path) -> dict[str, Any]:
     top = folder / "acting"
     top.mkdir()
     text = tf.TensorSpec([], tf.string, "text")
-    found = {}
+    models = {}
     for name, (function, operations) in _acting_operations(tf).items():
         _save_function(tf, top / name, function, text)
-        found[name] = operations
-    return found | _acting_savers(tf, top) | _acting_tables(tf, top)
+        models[name] = operations
+    return models | _acting_savers(tf, top) | _acting_tables(tf, top)
 
 
 def _change_graph(path: Path, change: Any) -> None:

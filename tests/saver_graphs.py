@@ -173,7 +173,7 @@ def estimator(tf: Any, v1: Any, slots: dict[str, Any]) -> None:
 def _powers(tf: Any) -> list[dict[str, Any]]:
     """Return what float32 and float64 Adams hold after so many updates, as exact numbers."""
     v1 = tf.compat.v1
-    found = []
+    rows = []
     with tf.Graph().as_default(), v1.Session() as session:
         runs = []
         for dtype in (tf.float32, tf.float64):
@@ -188,6 +188,6 @@ def _powers(tf: Any) -> list[dict[str, Any]]:
             if count in COUNTS:
                 for dtype, betas, _, powers in runs:
                     values = [float(value).hex() for value in session.run(powers)]
-                    found.append({"dtype": dtype, "betas": betas, "count": count, "powers": values})
+                    rows.append({"dtype": dtype, "betas": betas, "count": count, "powers": values})
             session.run(steps)
-    return found
+    return rows

@@ -46,10 +46,10 @@ def mlp(
 
 def owner(**parts: nn.Module) -> nn.Module:
     """Return a module with these modules as attributes."""
-    made = nn.Module()
+    module = nn.Module()
     for name, part in parts.items():
-        setattr(made, name, part)
-    return made
+        setattr(module, name, part)
+    return module
 
 
 def critic(n_critics: int, outputs: int = 1, act: int = len(LOW)) -> nn.Module:
@@ -80,29 +80,29 @@ def sac(*, gsde: bool = False, outputs: int = 1) -> nn.Module:
 def ppo(act: int = len(LOW)) -> nn.Module:
     """Return common/policies.py, ActorCriticPolicy."""
     torch.manual_seed(3)
-    made = nn.Module()
-    made.log_std = nn.Parameter(torch.zeros(act))
+    module = nn.Module()
+    module.log_std = nn.Parameter(torch.zeros(act))
     nets = {
         f"{name}_net": nn.Sequential(*mlp((OBS, 5, 4), nn.Tanh), nn.Tanh()) for name in ("policy", "value")
     }
-    made.mlp_extractor = owner(**nets)
-    made.action_net, made.value_net = nn.Linear(4, act), nn.Linear(4, 1)
-    return made
+    module.mlp_extractor = owner(**nets)
+    module.action_net, module.value_net = nn.Linear(4, act), nn.Linear(4, 1)
+    return module
 
 
 def adam(module: nn.Module, step: int = 7) -> dict[str, Any]:
     """Return Adam's state_dict for the module's parameters; no optimizer is built."""
-    found = list(module.parameters())
+    parameters = list(module.parameters())
     state = {
         number: {
             "step": torch.tensor(float(step)),
-            "exp_avg": torch.full_like(each.data, number),
-            "exp_avg_sq": torch.full_like(each.data, number + 0.5),
+            "exp_avg": torch.full_like(parameter.data, number),
+            "exp_avg_sq": torch.full_like(parameter.data, number + 0.5),
         }
-        for number, each in enumerate(found)
+        for number, parameter in enumerate(parameters)
     }
     group = {"lr": RATE, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "amsgrad": False}
-    return {"state": state, "param_groups": [{**group, "params": list(range(len(found)))}]}
+    return {"state": state, "param_groups": [{**group, "params": list(range(len(parameters)))}]}
 
 
 def box(low: Sequence[float], high: Sequence[float]) -> Any:
@@ -125,16 +125,16 @@ def settings(policy: type, **more: Any) -> dict[str, Any]:
 
 def as_json(values: dict[str, Any]) -> bytes:
     """Return the member `data` (save_util.py, data_to_json)."""
-    made: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     with importable(*_CLASSES):
         for name, value in values.items():
             try:
                 json.dumps(value)
-                made[name] = value
+                document[name] = value
             except TypeError:
                 text = base64.b64encode(pickle.dumps(value, 4)).decode()
-                made[name] = {":type:": str(type(value)), ":serialized:": text, "shown": "as text"}
-    return json.dumps(made, indent=4).encode()
+                document[name] = {":type:": str(type(value)), ":serialized:": text, "shown": "as text"}
+    return json.dumps(document, indent=4).encode()
 
 
 def saved(value: Any, *, legacy: bool = False) -> bytes:
@@ -153,12 +153,12 @@ def states(module: nn.Module) -> dict[str, Any]:
 def members(
     found: dict[str, Any], data: dict[str, Any] | None, *, legacy: bool = False, version: str | None = "2.9.2"
 ) -> dict[str, bytes]:
-    made = {} if data is None else {"data": as_json(data)}
-    made |= {f"{name}.pth": saved(value, legacy=legacy) for name, value in found.items()}
+    contents = {} if data is None else {"data": as_json(data)}
+    contents |= {f"{name}.pth": saved(value, legacy=legacy) for name, value in found.items()}
     if version is not None:
-        made["_stable_baselines3_version"] = version.encode()
-        made["system_info.txt"] = b"- OS: Linux 6.1\n- Python: 3.11\n- Stable-Baselines3: 2.9.2\n"
-    return made
+        contents["_stable_baselines3_version"] = version.encode()
+        contents["system_info.txt"] = b"- OS: Linux 6.1\n- Python: 3.11\n- Stable-Baselines3: 2.9.2\n"
+    return contents
 
 
 def put(path: Path, found: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> str:
@@ -170,8 +170,8 @@ def put(path: Path, found: dict[str, bytes], method: int = zipfile.ZIP_STORED) -
 
 def td3_agent(path: Path, n_critics: int = 2, **more: Any) -> str:
     """Write a whole TD3 agent (DDPG: one critic) and return its path."""
-    found = {"pytorch_variables": None, **states(td3(n_critics))}
-    return put(path, members(found, settings(TD3_POLICY, **more)))
+    contents = {"pytorch_variables": None, **states(td3(n_critics))}
+    return put(path, members(contents, settings(TD3_POLICY, **more)))
 
 
 def sac_agent(path: Path, **more: Any) -> str:
@@ -179,8 +179,8 @@ def sac_agent(path: Path, **more: Any) -> str:
     log_alpha = torch.tensor([-0.25], requires_grad=True)
     variables = {"log_ent_coef": log_alpha.detach()}
     entropy = {"ent_coef_optimizer": adam(nn.ParameterList([nn.Parameter(torch.zeros(1))]))}
-    found = {"pytorch_variables": variables, **states(sac()), **entropy}
-    return put(path, members(found, settings(SAC_POLICY, **more)))
+    contents = {"pytorch_variables": variables, **states(sac()), **entropy}
+    return put(path, members(contents, settings(SAC_POLICY, **more)))
 
 
 def statistics(path: Path, *, norm_obs: bool = True, **more: Any) -> str:

@@ -35,8 +35,8 @@ class MismatchError(AssertionError):
 @functools.cache
 def stored(name: str) -> dict[str, Any]:
     """Return the schema as it lies in the package."""
-    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+    record: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return record
 
 
 @functools.cache
@@ -52,7 +52,7 @@ def require(name: str, document: Any) -> None:
 
 def require_printed(arguments: Sequence[object], printed: str) -> None:
     """Compare what a command printed with its schema, if the arguments ask for a document."""
-    words = [str(each) for each in arguments]
+    words = [str(argument) for argument in arguments]
     if "--json" not in words or not printed.startswith("{"):
         return
     document = json.loads(printed)
@@ -68,54 +68,54 @@ class _Compiler:
     def reference(self, target: str) -> Check:
         """Return the check of what a `$ref` leads to; schemas may refer to each other in circles."""
         if target not in self.known:
-            self.known[target] = lambda value, place: self.known[target](value, place)
+            self.known[target] = lambda value, location: self.known[target](value, location)
             document, _, pointer = target.partition("#")
             name = document.rpartition(":")[2]
-            found: Any = stored(name)
+            target_schema: Any = stored(name)
             for step in filter(None, pointer.split("/")):
-                found = found[step]
-            self.known[target] = self.schema(found, document)
+                target_schema = target_schema[step]
+            self.known[target] = self.schema(target_schema, document)
         return self.known[target]
 
     def schema(self, schema: dict[str, Any], base: str) -> Check:
         """Return the check of one schema; raise KeyError for a word that it does not know."""
-        words = {word: said for word, said in schema.items() if word not in SILENT}
+        words = {word: value for word, value in schema.items() if word not in SILENT}
         beside = {"required", "properties", "additionalProperties", "minProperties", "maxProperties"}
         checks: list[Check] = []
         if words.keys() & (beside | {"additionalProperties"}):
             checks.append(self.object({word: words.pop(word) for word in beside & words.keys()}, base))
-        checks += [getattr(self, word.strip("$"))(said, base) for word, said in words.items()]
+        checks += [getattr(self, word.strip("$"))(value, base) for word, value in words.items()]
         # What is compared first is the type, which all others take for granted.
         checks = sorted(checks, key=lambda check: check.__name__ != "typed")
         if len(checks) == 1:
             return checks[0]
 
-        def all_of(value: Any, place: str) -> None:
+        def all_of(value: Any, location: str) -> None:
             for check in checks:
-                check(value, place)
+                check(value, location)
 
         return all_of
 
     def object(self, words: dict[str, Any], base: str) -> Check:
         required = frozenset(words.get("required", ()))
-        properties = {key: self.schema(each, base) for key, each in words.get("properties", {}).items()}
+        properties = {key: self.schema(part, base) for key, part in words.get("properties", {}).items()}
         rest = words.get("additionalProperties", not (self.strict and properties))
         others = self.schema(rest, base) if isinstance(rest, dict) else None
         least, most = words.get("minProperties", 0), words.get("maxProperties", float("inf"))
 
-        def members(value: Any, place: str) -> None:
+        def members(value: Any, location: str) -> None:
             if not isinstance(value, dict):
                 return
             if not required <= value.keys():
-                raise MismatchError(f"{place or 'the document'} lacks {sorted(required - value.keys())}")
+                raise MismatchError(f"{location or 'the document'} lacks {sorted(required - value.keys())}")
             if not least <= len(value) <= most:
-                raise MismatchError(f"{place} has {len(value)} keys")
-            for key, each in value.items():
+                raise MismatchError(f"{location} has {len(value)} keys")
+            for key, item in value.items():
                 check = properties.get(key, others)
                 if check is not None:
-                    check(each, f"{place}/{key}")
+                    check(item, f"{location}/{key}")
                 elif key not in properties and rest is False:
-                    raise MismatchError(f"{place}/{key} is in no schema")
+                    raise MismatchError(f"{location}/{key} is in no schema")
 
         return members
 
@@ -123,15 +123,15 @@ class _Compiler:
         return self.reference(base + target if target.startswith("#") else target)
 
     def type(self, said: str | list[str], base: str) -> Check:
-        wanted = [said] if isinstance(said, str) else said
-        kinds = tuple(kind for name in wanted for kind in _kinds(name))
-        numbers = "number" in wanted or "integer" in wanted
+        types = [said] if isinstance(said, str) else said
+        kinds = tuple(kind for name in types for kind in _kinds(name))
+        numbers = "number" in types or "integer" in types
 
-        def typed(value: Any, place: str) -> None:
+        def typed(value: Any, location: str) -> None:
             known = bool in kinds if isinstance(value, bool) else isinstance(value, kinds)
             # JSON Schema takes 1.0 for an integer.
             if not known and not (numbers and isinstance(value, float) and value.is_integer()):
-                raise MismatchError(f"{place or 'the document'} is {value!r:.80}, not {said}")
+                raise MismatchError(f"{location or 'the document'} is {value!r:.80}, not {said}")
 
         return typed
 
@@ -139,40 +139,40 @@ class _Compiler:
         return self.enum([said], base)
 
     def enum(self, said: list[Any], base: str) -> Check:
-        def among(value: Any, place: str) -> None:
-            if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in said):
-                raise MismatchError(f"{place} is {value!r:.80}, none of {said}")
+        def among(value: Any, location: str) -> None:
+            if not any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in said):
+                raise MismatchError(f"{location} is {value!r:.80}, none of {said}")
 
         return among
 
     def pattern(self, said: str, base: str) -> Check:
         matches = re.compile(said).search
 
-        def matching(value: Any, place: str) -> None:
+        def matching(value: Any, location: str) -> None:
             if isinstance(value, str) and not matches(value):
-                raise MismatchError(f"{place} is {value!r:.80}, not {said}")
+                raise MismatchError(f"{location} is {value!r:.80}, not {said}")
 
         return matching
 
     def items(self, said: dict[str, Any], base: str) -> Check:
         check = self.schema(said, base)
 
-        def each(value: Any, place: str) -> None:
+        def each(value: Any, location: str) -> None:
             if isinstance(value, list):
-                place = f"{place}/[]"
+                location = f"{location}/[]"
                 for item in value:
-                    check(item, place)
+                    check(item, location)
 
         return each
 
     def anyOf(self, said: list[dict[str, Any]], base: str) -> Check:  # noqa: N802  # JSON Schema's word
-        checks = [self.schema(each, base) for each in said]
+        checks = [self.schema(part, base) for part in said]
 
-        def one_of(value: Any, place: str) -> None:
+        def one_of(value: Any, location: str) -> None:
             wrong = []
             for check in checks:
                 try:
-                    return check(value, place)
+                    return check(value, location)
                 except MismatchError as error:
                     wrong.append(str(error))
             raise MismatchError(" and ".join(wrong))
@@ -186,28 +186,28 @@ class _Compiler:
         return self.bound(lambda value: value > said, f"more than {said}")
 
     def minItems(self, said: int, base: str) -> Check:  # noqa: N802  # JSON Schema's word
-        return self.count(lambda found: found >= said)
+        return self.count(lambda count: count >= said)
 
     def maxItems(self, said: int, base: str) -> Check:  # noqa: N802  # JSON Schema's word
-        return self.count(lambda found: found <= said)
+        return self.count(lambda count: count <= said)
 
     @staticmethod
     def count(fits: Callable[[int], bool]) -> Check:
-        def counted(value: Any, place: str) -> None:
+        def counted(value: Any, location: str) -> None:
             if isinstance(value, list) and not fits(len(value)):
-                raise MismatchError(f"{place} has {len(value)} items")
+                raise MismatchError(f"{location} has {len(value)} items")
 
         return counted
 
     @staticmethod
     def bound(fits: Callable[[float], bool], said: str) -> Check:
-        def bounded(value: Any, place: str) -> None:
+        def bounded(value: Any, location: str) -> None:
             if isinstance(value, int | float) and not isinstance(value, bool) and not fits(value):
-                raise MismatchError(f"{place} is {value}, not {said}")
+                raise MismatchError(f"{location} is {value}, not {said}")
 
         return bounded
 
 
 def _kinds(name: str) -> tuple[type, ...]:
-    found = TYPES[name]
-    return found if isinstance(found, tuple) else (found,)
+    kinds = TYPES[name]
+    return kinds if isinstance(kinds, tuple) else (kinds,)

@@ -49,8 +49,8 @@ class InThisProcess:
 
     def request(self, do: str, **values: Any) -> dict[str, Any]:
         """Answer as the process would."""
-        given = json.loads(json.dumps(values))
-        return dict(json.loads(json.dumps(model_runner.HANDLERS[do](self.session, given))))
+        copy = json.loads(json.dumps(values))
+        return dict(json.loads(json.dumps(model_runner.HANDLERS[do](self.session, copy))))
 
 
 class SharedRunners:
@@ -64,9 +64,9 @@ class SharedRunners:
 
     def folder(self) -> Path:
         """Return a new folder."""
-        found = self._root / str(next(self._numbers))
-        found.mkdir()
-        return found
+        folder = self._root / str(next(self._numbers))
+        folder.mkdir()
+        return folder
 
     def find(self, message: dict[str, Any]) -> ChildProcess:
         """Return the process for a side, by its request `open`."""
@@ -75,17 +75,17 @@ class SharedRunners:
         else:
             name = "tensorflow" if message["kind"] in TENSORFLOW else "torch"
         if name not in self._processes:
-            made = ChildProcess(
+            process = ChildProcess(
                 f"{name} process", _PROGRAM, [name], python=_python(), timeout=MODEL_TIMEOUT_S, threads=None
             )
-            made.start()
-            self._processes[name] = made
+            process.start()
+            self._processes[name] = process
         return self._processes[name]
 
     def close(self) -> None:
         """End the processes."""
-        for each in self._processes.values():
-            each.stop(b'{"id": 0, "do": "close", "folder": ""}\n')
+        for process in self._processes.values():
+            process.stop(b'{"id": 0, "do": "close", "folder": ""}\n')
         shutil.rmtree(self._root)
 
 

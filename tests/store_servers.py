@@ -112,40 +112,40 @@ class _HubHandler(_Handler):
             kind, name, rest = match.groups()
             verb, _, tail = (rest or "/revision/main").lstrip("/").partition("/")
             revision, _, inner = tail.partition("/")
-            found = self._found(f"{kind}/{name}", unquote(revision))
-            if found is None:
+            repository = self._found(f"{kind}/{name}", unquote(revision))
+            if repository is None:
                 return None
-            commit, folder = found
+            commit, folder = repository
             if verb == "revision":
                 return self._json({"_id": "1", "id": name, "sha": commit})
             return self._tree(folder, unquote(inner), query)
         if path.startswith("/cdn/"):
             commit, _, inner = path.removeprefix("/cdn/").partition("/")
-            every = {name: folder for each in self.state.repositories.values() for name, folder in each}
+            every = {name: folder for item in self.state.repositories.values() for name, folder in item}
             return self._part(every[commit] / unquote(inner), f'"{inner}"')
         match = re.fullmatch(r"/(?:(datasets|spaces)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.*)", path)
         if match is not None:
             kind, name, revision, inner = match.groups()
-            found = self._found(f"{kind or 'models'}/{name}", unquote(revision))
-            if found is None:
+            repository = self._found(f"{kind or 'models'}/{name}", unquote(revision))
+            if repository is None:
                 return None
-            if not (found[1] / unquote(inner)).is_file():
+            if not (repository[1] / unquote(inner)).is_file():
                 return self._say(404, b"", {"X-Error-Code": "EntryNotFound"})
-            return self._say(302, b"", {"Location": f"/cdn/{found[0]}/{inner}?X-Amz-Signature=SECRET"})
+            return self._say(302, b"", {"Location": f"/cdn/{repository[0]}/{inner}?X-Amz-Signature=SECRET"})
         return self._say(404)
 
     def do_POST(self) -> None:
         path, _ = self._begin()
-        asked = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
         if self.state.odd.isdigit():
             return self._say(int(self.state.odd))
         match = re.fullmatch(r"/api/(models|datasets|spaces)/([^/]+/[^/]+)/paths-info/([^/]+)", path)
         assert match is not None, path
-        found = self._found(f"{match[1]}/{match[2]}", unquote(match[3]))
-        if found is None:
+        repository = self._found(f"{match[1]}/{match[2]}", unquote(match[3]))
+        if repository is None:
             return None
-        places = (found[1] / each for each in asked["paths"])
-        return self._json([_entry(found[1], place) for place in places if place.exists()])
+        places = (repository[1] / name for name in form["paths"])
+        return self._json([_entry(repository[1], path) for path in places if path.exists()])
 
     def _found(self, repository: str, revision: str) -> tuple[str, Path] | None:
         versions = self.state.repositories.get(repository)
@@ -161,24 +161,24 @@ class _HubHandler(_Handler):
         return commit, named[commit]
 
     def _tree(self, folder: Path, inner: str, query: dict[str, list[str]]) -> None:
-        place = folder / inner
-        if not place.is_dir():
+        directory = folder / inner
+        if not directory.is_dir():
             return self._say(404, b'{"error":"x"}', {"X-Error-Code": "EntryNotFound"})
         start = int(query.get("cursor", ["0"])[0])
-        names = sorted(place.iterdir())
+        names = sorted(directory.iterdir())
         page = names[start : start + self.state.page]
         more = start + len(page)
         address = f"{self.state.link or self.state.url}{urlsplit(self.path).path}?cursor={more}"
         link = {"Link": f'<{address}>; rel="next"'} if more < len(names) else {}
-        return self._json([_entry(folder, each) for each in page], link)
+        return self._json([_entry(folder, path) for path in page], link)
 
 
-def _entry(folder: Path, place: Path) -> dict[str, object]:
-    path = str(place.relative_to(folder))
-    if place.is_dir():
+def _entry(folder: Path, file: Path) -> dict[str, object]:
+    path = str(file.relative_to(folder))
+    if file.is_dir():
         return {"type": "directory", "oid": "1" * 40, "size": 0, "path": path}
-    size = place.stat().st_size
-    with place.open("rb") as stream:  # enough of it to tell what the tests make apart
+    size = file.stat().st_size
+    with file.open("rb") as stream:  # enough of it to tell what the tests make apart
         oid = hashlib.sha1(stream.read(1 << 20) + str(size).encode()).hexdigest()
     lfs = {"oid": hashlib.sha256(oid.encode()).hexdigest(), "size": size, "pointerSize": 134}
     return {"type": "file", "oid": oid, "size": size, "path": path, "lfs": lfs}
@@ -192,21 +192,21 @@ class _BucketsHandler(_Handler):
     def do_GET(self) -> None:
         path, query = self._begin()
         if self.state.odd.isdigit():
-            said = {"error": {"code": int(self.state.odd), "message": "no"}}
-            return self._say(int(self.state.odd), json.dumps(said).encode())
+            problem = {"error": {"code": int(self.state.odd), "message": "no"}}
+            return self._say(int(self.state.odd), json.dumps(problem).encode())
         match = re.fullmatch(r"/(download/)?storage/v1/b/([^/]+)(?:/o(?:/(.*))?)?", path)
         if match is None or not (bucket := self.state.root / match[2]).is_dir():
-            said = {"error": {"code": 404, "message": "The specified bucket does not exist."}}
-            return self._say(404, json.dumps(said).encode())
+            problem = {"error": {"code": 404, "message": "The specified bucket does not exist."}}
+            return self._say(404, json.dumps(problem).encode())
         if not match[3]:
             return self._listed(bucket, query)
         file = bucket / unquote(match[3])
-        asked = query.get("generation", [self.state.generation])[0]
-        if not file.is_file() or asked != self.state.generation:
-            said = {"error": {"code": 404, "message": "No such object"}}
-            return self._say(404, json.dumps(said).encode())
+        generation = query.get("generation", [self.state.generation])[0]
+        if not file.is_file() or generation != self.state.generation:
+            problem = {"error": {"code": 404, "message": "No such object"}}
+            return self._say(404, json.dumps(problem).encode())
         if match[1]:
-            return self._part(file, f'"{asked}"')
+            return self._part(file, f'"{generation}"')
         return self._json(self._object(bucket, file))
 
     def _object(self, bucket: Path, file: Path) -> dict[str, object]:
@@ -223,7 +223,7 @@ class _BucketsHandler(_Handler):
     def _listed(self, bucket: Path, query: dict[str, list[str]]) -> None:
         prefix = query.get("prefix", [""])[0]
         start, most = int(query.get("pageToken", ["0"])[0]), int(query.get("maxResults", ["1000"])[0])
-        every = sorted(str(each.relative_to(bucket)) for each in bucket.rglob("*") if each.is_file())
+        every = sorted(str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file())
         below = [key[len(prefix) :] for key in every if key.startswith(prefix)]
         names = list(dict.fromkeys(key.partition("/")[0] + ("/" if "/" in key else "") for key in below))
         page = [prefix + name for name in names[start : start + most]]

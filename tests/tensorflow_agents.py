@@ -22,11 +22,11 @@ def layers(
 ) -> Arrays:
     """Return a chain of dense layers of random numbers; `spelled` is how the library calls their tensors."""
     generator = np.random.default_rng(len(names) + sum(map(ord, names[0])))
-    found: Arrays = {}
+    arrays: Arrays = {}
     for name, (n_in, n_out) in zip(names, pairwise(widths), strict=True):
-        found[f"{name}/{spelled[0]}"] = (generator.normal(size=(n_in, n_out)) / np.sqrt(n_in)).astype("f4")
-        found[f"{name}/{spelled[1]}"] = (generator.normal(size=n_out) / 2).astype("f4")
-    return found
+        arrays[f"{name}/{spelled[0]}"] = (generator.normal(size=(n_in, n_out)) / np.sqrt(n_in)).astype("f4")
+        arrays[f"{name}/{spelled[1]}"] = (generator.normal(size=n_out) / 2).astype("f4")
+    return arrays
 
 
 def run(
@@ -41,13 +41,13 @@ def run(
 
 def aliased(tree: Tree, places: Mapping[str, str]) -> Tree:
     """Add to every path below a prefix the same path below another one."""
-    found: dict[TreePath, tuple[Alias, ...]] = {}
+    aliases: dict[TreePath, tuple[Alias, ...]] = {}
     for path in tree:
-        for theirs, ours in places.items():
-            if tree.names[path].startswith(f"{theirs}/"):
-                other = ours + tree.names[path].removeprefix(theirs)
-                found[path] = (*found.get(path, ()), Alias(attributes(other), None))
-    return Tree(tree.leaves, found)
+        for prefix, replacement in places.items():
+            if tree.names[path].startswith(f"{prefix}/"):
+                other = replacement + tree.names[path].removeprefix(prefix)
+                aliases[path] = (*aliases.get(path, ()), Alias(attributes(other), None))
+    return Tree(tree.leaves, aliases)
 
 
 def optimized(tree: Tree, optimizers: Mapping[str, Sequence[str]], step: int = 5) -> Tree:
@@ -55,11 +55,11 @@ def optimized(tree: Tree, optimizers: Mapping[str, Sequence[str]], step: int = 5
     leaves = dict(tree.leaves)
     for top, prefixes in optimizers.items():
         leaves[attributes(f"{top}/iter")] = leaf(np.array(step, np.int64), f"{top}/iter", role="counter")
-        for path, found in tree.tensors():
+        for path, result in tree.tensors():
             if any(tree.names[path].startswith(prefix) for prefix in prefixes):
                 for slot in "mv":
                     name = f"{top}/slots/{slot}/{tree.names[path]}"
-                    array = np.arange(found.size, dtype="f4").reshape(found.shape)
+                    array = np.arange(result.size, dtype="f4").reshape(result.shape)
                     leaves[attributes(name)] = replace(leaf(array, name), role="slot", slot=slot, of=path)
     return Tree(leaves, tree.aliases)
 

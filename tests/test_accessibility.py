@@ -69,16 +69,16 @@ def violations(browser: Browser, page: Path, size: str, scheme: str) -> list[str
     browser.open(page, *SIZES[size])
     browser.run(OPENED)
     browser.run(axe_source())
-    found: list[str] = browser.driver.execute_async_script(CHECK)
-    return found
+    problems: list[str] = browser.driver.execute_async_script(CHECK)
+    return problems
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     axe_source()
-    made = Browser(tmp_path_factory.mktemp("profile"))
-    yield made
-    made.driver.quit()
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.driver.quit()
 
 
 # --- Reports ------------------------------------------------------------------------------------------------
@@ -107,13 +107,13 @@ def hostile(folder: Path) -> tuple[object, ...]:
 
 def run(folder: Path) -> tuple[object, ...]:
     """Report a run with results, a film, a damaged checkpoint and findings."""
-    place = folder / "run"
-    place.mkdir()
+    run_folder = folder / "run"
+    run_folder.mkdir()
     for step in (2500, 5000, 10000):
-        shutil.copy(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt"), place)
-    (place / "ckpt-5000.pt").write_bytes((place / "ckpt-5000.pt").read_bytes()[:9000])
-    write_gif(place / "ckpt-10000.gif")
-    return place, "--eval", write_results(folder, {2500: -900.0, 10000: -150.0}, run=place)
+        shutil.copy(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt"), run_folder)
+    (run_folder / "ckpt-5000.pt").write_bytes((run_folder / "ckpt-5000.pt").read_bytes()[:9000])
+    write_gif(run_folder / "ckpt-10000.gif")
+    return run_folder, "--eval", write_results(folder, {2500: -900.0, 10000: -150.0}, run=run_folder)
 
 
 REPORTS: dict[str, Any] = {"one": one, "two": two, "played": played, "hostile": hostile, "run": run}
@@ -251,4 +251,4 @@ def test_the_site_is_searched_by_keyboard_and_without_a_network(browser: Browser
     wait.until(lambda driver: "index.html" not in driver.current_url)
     assert "pickle" in browser.run("return document.body.innerText").lower()
     assert {url.partition(":")[0] for url in browser.requests()} <= {"file", "about", "data"}
-    assert [each for each in browser.complaints() if "ERR_" in each] == []
+    assert [complaint for complaint in browser.complaints() if "ERR_" in complaint] == []

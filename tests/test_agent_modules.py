@@ -56,10 +56,10 @@ def test_modules_compute_what_the_agent_does(made: Any, name: str, online: list[
     actions = np.random.default_rng(3).uniform(-1, 1, (len(obs), 2)).astype(np.float32)
     agent = ckpttool.load_agent(str(folder / f"{name}.zip"))
     modules = agent.networks("torch")
-    assert [each for each in modules if "target" not in each] == online
+    assert [module for module in modules if "target" not in module] == online
     # A library's own file: every parameter of these networks, bit for bit.
     tree = ckpttool.open(str(folder / f"{name}.zip")).tree
-    stored = {each.array().tobytes() for _, each in tree.tensors()}
+    stored = {leaf.array().tobytes() for _, leaf in tree.tensors()}
     for title in online:
         module, inputs = modules[title], [torch.from_numpy(obs)]
         if title.startswith("critic"):
@@ -70,10 +70,10 @@ def test_modules_compute_what_the_agent_does(made: Any, name: str, online: list[
         np.testing.assert_allclose(output.detach().numpy(), expected, rtol=0, atol=1e-6 * scale)
         parameters = dict(module.named_parameters())
         assert parameters
-        assert all(each.requires_grad for each in parameters.values())
-        assert all(each.detach().numpy().tobytes() in stored for each in parameters.values())
+        assert all(parameter.requires_grad for parameter in parameters.values())
+        assert all(parameter.detach().numpy().tobytes() in stored for parameter in parameters.values())
         output.sum().backward()
-        assert all(each.grad is not None for n, each in parameters.items() if not n.endswith("row"))
+        assert all(parameter.grad is not None for n, parameter in parameters.items() if not n.endswith("row"))
 
 
 @needs_library
@@ -84,10 +84,10 @@ def test_the_deviation_of_a_policy_is_trained_with_it(made: Any) -> None:  # noq
         agent = ckpttool.load_agent(str(folder / f"{name}.zip"))
         actor = agent.networks("torch", "actor")["actor"]
         mean, std = actor.distribution(torch.from_numpy(obs))
-        for found, known in zip((mean, std), agent.distribution(obs), strict=True):
-            np.testing.assert_allclose(found.detach().numpy(), known, rtol=1e-5, atol=1e-6)
+        for tensor, known in zip((mean, std), agent.distribution(obs), strict=True):
+            np.testing.assert_allclose(tensor.detach().numpy(), known, rtol=1e-5, atol=1e-6)
         (mean.sum() + std.log().sum()).backward()
-        assert all(each.grad is not None for each in actor.parameters())
+        assert all(parameter.grad is not None for parameter in actor.parameters())
     with pytest.raises(UnsupportedError):
         ckpttool.load_agent(SAMPLE).networks("torch", "actor")["actor"].distribution(torch.zeros(1, 3))
 
@@ -98,8 +98,8 @@ def test_modules_are_independent_copies() -> None:
     before, first = agent.act(obs), agent.networks("torch")["actor"]
     twin, double = copy.deepcopy(first), copy.deepcopy(first).double()
     with torch.no_grad():
-        for each in first.parameters():
-            each.zero_()
+        for parameter in first.parameters():
+            parameter.zero_()
     np.testing.assert_array_equal(agent.act(obs), before)
     for other in (twin, agent.networks("torch", "actor")["actor"], double):
         np.testing.assert_allclose(
@@ -143,10 +143,10 @@ def test_keras_models_compute_what_the_agent_does(made: Any, tmp_path: Path) -> 
     (tmp_path / "paths.json").write_text(json.dumps(paths))
     answer = tensorflow_child.run(agent_models.__file__, "compare", tmp_path)
     assert list(answer) == paths
-    for path, found in answer.items():
-        assert found["apart"] < 1e-5, path
-        assert found["critic"] < 1e-5, path
-        assert all(found["holds"].values()), (path, found)
+    for path, outcome in answer.items():
+        assert outcome["apart"] < 1e-5, path
+        assert outcome["critic"] < 1e-5, path
+        assert all(outcome["holds"].values()), (path, outcome)
 
 
 @pytest.mark.tensorflow
@@ -161,18 +161,18 @@ def test_keras_models_with_memory_and_images_compute_what_the_agent_does(tmp_pat
         )
         torch.save({"actor": {**actor.state_dict(), **bounds}, "total_it": 5}, tmp_path / f"{kind}_agent.pt")
     sizes = ((4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
-    layers = [each for size in sizes for each in (nn.Conv2d(*size), nn.ReLU())]
+    layers = [layer for size in sizes for layer in (nn.Conv2d(*size), nn.ReLU())]
     images = nn.Sequential(*layers, nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 3))
-    state = {f"network.{name}": each for name, each in images.state_dict().items()}
+    state = {f"network.{name}": tensor for name, tensor in images.state_dict().items()}
     torch.save(state, tmp_path / "images_agent.cleanrl_model")
     answer = tensorflow_child.run(agent_models.__file__, "compare_steps", tmp_path)
     # Outputs of two steps, and the states between them.
-    assert {name: each["compared"] for name, each in answer.items()} == {
+    assert {name: outcome["compared"] for name, outcome in answer.items()} == {
         "GRU_agent": 3, "LSTM_agent": 4, "images_agent": 1
     }  # fmt: skip
-    for name, found in answer.items():
-        assert found["apart"] < 1e-5, name
-        assert found["gradients"], name
+    for name, outcome in answer.items():
+        assert outcome["apart"] < 1e-5, name
+        assert outcome["gradients"], name
 
 
 # The code that `convert --code` writes: it runs without this package, and acts as the written file does.
@@ -187,7 +187,7 @@ IMPORTED = {
 def imported(code: str) -> set[str]:
     """Return the packages that a program imports."""
     nodes = [*ast.walk(ast.parse(code))]
-    names = {each.name for node in nodes if isinstance(node, ast.Import) for each in node.names}
+    names = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
     names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
     return {name.partition(".")[0] for name in names}
 
@@ -329,7 +329,7 @@ def test_code_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     torch.save({"actor": odd}, tmp_path / "odd.pt")
     with pytest.raises(CkpttoolError):
         ckpttool.convert(str(tmp_path / "odd.pt"), str(tmp_path / "b.pt"), code="-", facts=FACTS)
-    assert {each.name for each in tmp_path.iterdir()} == {"own.py", "odd.pt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"own.py", "odd.pt"}
     assert code.read_text() == "mine = 1\n"
 
 

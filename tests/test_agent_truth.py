@@ -17,17 +17,17 @@ from tests.agent_truth import discrete, libraries, matrix, tf_actors
 
 
 def test_no_recorded_agent_is_wrong_without_a_word():
-    found = matrix.recorded()
-    assert len(found) >= 260
-    assert not [each for each in found.values() if each.state in matrix.FAULTS]
+    verdicts = matrix.recorded()
+    assert len(verdicts) >= 260
+    assert not [verdict for verdict in verdicts.values() if verdict.state in matrix.FAULTS]
     # Weights alone hold neither activations nor what stands between the layers.
     bare = ("_weights", "_ckpt")
     trained = [
-        each
-        for each in found.values()
-        if each.library != "variants" and not (each.library == "keras" and each.agent.endswith(bare))
+        verdict
+        for verdict in verdicts.values()
+        if verdict.library != "variants" and not (verdict.library == "keras" and verdict.agent.endswith(bare))
     ]
-    right = [each for each in trained if each.state in (matrix.RIGHT, matrix.ASSUMED)]
+    right = [verdict for verdict in trained if verdict.state in (matrix.RIGHT, matrix.ASSUMED)]
     assert len(right) / len(trained) >= 0.7
 
 
@@ -41,8 +41,8 @@ def programs(tmp_path_factory) -> Path:
 @pytest.mark.torch
 def test_agents_of_programs_have_the_recorded_verdicts(programs):
     known = matrix.recorded()
-    for each in matrix.judged(programs):
-        assert each.state == known[each.agent].state, each.words
+    for verdict in matrix.judged(programs):
+        assert verdict.state == known[verdict.agent].state, verdict.words
 
 
 # Of the variants, which `python -m tests.agent_truth` goes through, one of each cause.
@@ -59,10 +59,10 @@ def test_variants_of_a_program_have_the_recorded_verdicts(tmp_path):
     assert matrix.make(tmp_path, ["variants"]) == []
     known = matrix.recorded()
     names = [f"variant_{name}" for name in VARIANTS]
-    found = matrix.judged(tmp_path, names)
-    assert len(found) == len(names)
-    for each in found:
-        assert each.state == known[each.agent].state, each.words
+    verdicts = matrix.judged(tmp_path, names)
+    assert len(verdicts) == len(names)
+    for verdict in verdicts:
+        assert verdict.state == known[verdict.agent].state, verdict.words
 
 
 @pytest.mark.tensorflow
@@ -70,10 +70,10 @@ def test_actors_of_keras_have_the_recorded_verdicts(tmp_path):
     tensorflow_child.require("tensorflow", "keras")
     names = [f"tf_{name}" for name in tf_actors.FEW]
     assert matrix.make(tmp_path, ["keras"], names) == []
-    known, found = matrix.recorded(), matrix.judged(tmp_path)
-    assert {each.agent for each in found} == set(names)
-    for each in found:
-        assert each.state == known[each.agent].state, each
+    known, verdicts = matrix.recorded(), matrix.judged(tmp_path)
+    assert {verdict.agent for verdict in verdicts} == set(names)
+    for verdict in verdicts:
+        assert verdict.state == known[verdict.agent].state, verdict
 
 
 # Agents of libraries' own code, one of each cause; `python -m tests.agent_truth` goes through all of them.
@@ -102,10 +102,10 @@ def test_agents_of_a_library_have_the_recorded_verdicts(library, tmp_path):
     if matrix.make(tmp_path, [library], names):
         pytest.skip(f"{needed} cannot be imported")
     known = matrix.recorded()
-    found = matrix.judged(tmp_path, names)
-    assert len(found) == len(names)
-    for each in found:
-        assert each.state == known[each.agent].state, each.words
+    verdicts = matrix.judged(tmp_path, names)
+    assert len(verdicts) == len(names)
+    for verdict in verdicts:
+        assert verdict.state == known[verdict.agent].state, verdict.words
 
 
 CHOOSING = sorted({agent.module for agent in discrete.AGENTS.values()})
@@ -132,8 +132,8 @@ def test_the_referee_finds_other_actions(programs, tmp_path):
     (tmp_path / "obs.npy").write_bytes((programs / "obs.npy").read_bytes())
     actions = tmp_path / "cleanrl_td3.npy"
     np.save(actions, 1.001 * np.load(actions))
-    (found,) = matrix.judged(tmp_path)
-    assert found.state == matrix.SILENT
+    (verdict,) = matrix.judged(tmp_path)
+    assert verdict.state == matrix.SILENT
 
 
 @pytest.mark.torch

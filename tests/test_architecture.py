@@ -226,27 +226,27 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def layers(model: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield model
-    for each in model["layers"]:
-        yield from layers(each)
+    for layer in model["layers"]:
+        yield from layers(layer)
 
 
 def described(*words: object, cwd: Path | None = None) -> dict[str, Any]:
     ran = in_process("inspect", *words, "--json", cwd=cwd)
     assert ran.status == 0, ran.out
-    (found,) = ran.json()["architecture"]
-    return found
+    (architecture,) = ran.json()["architecture"]
+    return architecture
 
 
 @pytest.mark.parametrize(
     "name", ["image", "grouped", "signal", "volume", "shuffle", "mlp", "encoder", "lstm", "gru"]
 )
 def test_layers_of_pickled_modules_have_torchs_shapes_and_operations(name: str, models: Path) -> None:
-    wanted = expected("torch", models / "torch")[name]
-    shape = ",".join(map(str, wanted["shape"]))
-    found = described(models / "torch" / f"{name}.pt", "--input-shape", shape)
-    shapes = {each["path"]: each["output"] for each in layers(found["model"])}
-    assert wanted["shapes"].items() <= shapes.items()
-    assert (found["macs"], found["parameters"]) == (wanted["macs"], wanted["parameters"])
+    reference = expected("torch", models / "torch")[name]
+    shape = ",".join(map(str, reference["shape"]))
+    architecture = described(models / "torch" / f"{name}.pt", "--input-shape", shape)
+    shapes = {layer["path"]: layer["output"] for layer in layers(architecture["model"])}
+    assert reference["shapes"].items() <= shapes.items()
+    assert (architecture["macs"], architecture["parameters"]) == (reference["macs"], reference["parameters"])
 
 
 @pytest.mark.parametrize(
@@ -265,41 +265,41 @@ def test_layers_of_pickled_modules_have_torchs_shapes_and_operations(name: str, 
     ],
 )
 def test_layers_of_keras_models_have_keras_shapes_and_operations(name: str, models: Path) -> None:
-    wanted = expected("tensorflow", models / "keras")[name]
+    reference = expected("tensorflow", models / "keras")[name]
     for file in (models / "keras").glob(f"{name}.*"):
-        found = described(file)
-        shapes = {each["path"]: each["output"] for each in layers(found["model"])}
-        assert wanted["shapes"].items() <= shapes.items()
+        architecture = described(file)
+        shapes = {layer["path"]: layer["output"] for layer in layers(architecture["model"])}
+        assert reference["shapes"].items() <= shapes.items()
         # The operations of a function that is no layer are not counted.
-        assert found["macs"] == (None if name == "average" else wanted["macs"])
-        assert found["parameters"] == wanted["parameters"]
+        assert architecture["macs"] == (None if name == "average" else reference["macs"])
+        assert architecture["parameters"] == reference["parameters"]
 
 
 @pytest.mark.parametrize(
     "name", ["image", "grouped", "signal", "shuffle", "mlp", "encoder", "lstm", "gru", "recorded"]
 )
 def test_traced_code_has_torchs_shapes_and_operations(name: str, models: Path) -> None:
-    wanted = expected("torch", models / "torch")[name]
-    found = described(models / "torch" / f"{name}.traced.pt")
-    for each in layers(found["model"]):
-        known = each["output"] is not None
+    reference = expected("torch", models / "torch")[name]
+    architecture = described(models / "torch" / f"{name}.traced.pt")
+    for layer in layers(architecture["model"]):
+        known = layer["output"] is not None
         # Operations that the evaluation of code leaves out end the shapes, and never make wrong ones.
         assert known or name in PARTLY
-        assert not known or each["output"][1:] == wanted["shapes"].get(each["path"], each["output"][1:])
-    assert found["macs"] == wanted["macs"] or (found["macs"] is None and name in PARTLY)
-    assert found["parameters"] == wanted["parameters"]
+        assert not known or layer["output"][1:] == reference["shapes"].get(layer["path"], layer["output"][1:])
+    assert architecture["macs"] == reference["macs"] or (architecture["macs"] is None and name in PARTLY)
+    assert architecture["parameters"] == reference["parameters"]
 
 
 def test_modules_of_a_list_are_layers_of_traced_code(models: Path) -> None:
     """The list itself is not called; what a block adds to its own input comes from outside of it."""
     expected("torch", models / "torch")
-    found = described(models / "torch" / "recorded.traced.pt")["model"]
+    model = described(models / "torch" / "recorded.traced.pt")["model"]
     blocks = [f"blocks/{number}" for number in range(4)]
-    assert [each["path"] for each in found["layers"] if each["parameters"]] == ["stem", *blocks, "head"]
-    assert sum(each["parameters"] for each in found["layers"]) == found["parameters"]
-    for block in found["layers"][1:5]:
+    assert [layer["path"] for layer in model["layers"] if layer["parameters"]] == ["stem", *blocks, "head"]
+    assert sum(layer["parameters"] for layer in model["layers"]) == model["parameters"]
+    for block in model["layers"][1:5]:
         assert (block["kind"], block["flow"]) == ("Residual", "graph")
-        assert [each["path"].rpartition("/")[2] for each in block["layers"][:3]] == [
+        assert [layer["path"].rpartition("/")[2] for layer in block["layers"][:3]] == [
             "first",
             "norm",
             "second",
@@ -309,11 +309,11 @@ def test_modules_of_a_list_are_layers_of_traced_code(models: Path) -> None:
 
 @pytest.mark.parametrize("name", ["grouped", "mlp", "recorded"])
 def test_onnx_graphs_have_torchs_shapes_and_operations(name: str, models: Path) -> None:
-    wanted = expected("torch", models / "torch")[name]
-    found = described(models / "torch" / f"{name}.onnx")
-    assert found["model"]["output"][1:] == wanted["shapes"][""]
-    assert found["macs"] == wanted["macs"]
-    assert all(each["output"] is not None for each in layers(found["model"]))
+    reference = expected("torch", models / "torch")[name]
+    architecture = described(models / "torch" / f"{name}.onnx")
+    assert architecture["model"]["output"][1:] == reference["shapes"][""]
+    assert architecture["macs"] == reference["macs"]
+    assert all(layer["output"] is not None for layer in layers(architecture["model"]))
 
 
 PARTLY = ("grouped", "signal", "encoder", "lstm", "gru")
@@ -358,13 +358,13 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_path(model: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {each["path"]: each for each in layers(model)}
+    return {layer["path"]: layer for layer in layers(model)}
 
 
 def test_the_parts_of_an_unknown_class_have_no_order_and_no_shapes(modules: Path) -> None:
-    found = described(modules / "net.pt")
-    model, parts = found["model"], by_path(found["model"])
-    assert (model["kind"], model["known"], model["flow"], model["output"], found["macs"]) == (
+    architecture = described(modules / "net.pt")
+    model, parts = architecture["model"], by_path(architecture["model"])
+    assert (model["kind"], model["known"], model["flow"], model["output"], architecture["macs"]) == (
         "Net", False, "parts", None, None,
     )  # fmt: skip
     assert list(parts)[1:5] == ["features", "features/0", "features/1", "features/2"]
@@ -376,13 +376,13 @@ def test_the_parts_of_an_unknown_class_have_no_order_and_no_shapes(modules: Path
 
 def test_a_part_gets_the_shape_that_is_given_for_it(modules: Path) -> None:
     shapes = ("--input-shape", "features=3,8,8", "--input-shape", "blocks.3.first=4")
-    found = described(modules / "net.pt", *shapes)
-    parts = by_path(found["model"])
+    architecture = described(modules / "net.pt", *shapes)
+    parts = by_path(architecture["model"])
     assert parts["features"]["output"] == [288]
     assert parts["features"]["macs"] == 8 * 3 * 9 * 36
     assert parts["blocks/3/first"]["output"] == [8]
     assert parts["blocks/4/first"]["output"] is None
-    assert (found["model"]["output"], found["macs"]) == (None, None)
+    assert (architecture["model"]["output"], architecture["macs"]) == (None, None)
 
 
 def test_shapes_end_at_an_unknown_class(modules: Path) -> None:
@@ -391,27 +391,27 @@ def test_shapes_end_at_an_unknown_class(modules: Path) -> None:
 
 
 def test_a_shared_module_is_applied_as_often_as_it_is_listed(modules: Path) -> None:
-    found = described(modules / "shared.pt")
-    assert [each["kind"] for each in found["model"]["layers"]] == [
+    architecture = described(modules / "shared.pt")
+    assert [layer["kind"] for layer in architecture["model"]["layers"]] == [
         "Linear",
         "ReLU",
         "Linear",
         "ReLU",
         "Linear",
     ]
-    assert (found["macs"], found["parameters"]) == (3 * 16, 2 * 20)
-    assert found["assumed"]
+    assert (architecture["macs"], architecture["parameters"]) == (3 * 16, 2 * 20)
+    assert architecture["assumed"]
 
 
 def test_the_output_of_a_module_with_hooks_is_unknown(modules: Path) -> None:
-    found = described(modules / "hooked.pt", "--input-shape", "4")
-    assert [each["output"] for each in found["model"]["layers"]] == [None, None]
-    assert len(found["notes"]) == 1
+    architecture = described(modules / "hooked.pt", "--input-shape", "4")
+    assert [layer["output"] for layer in architecture["model"]["layers"]] == [None, None]
+    assert len(architecture["notes"]) == 1
 
 
 def test_each_module_of_a_file_is_a_model(modules: Path) -> None:
-    found = in_process("inspect", modules / "agents.pt", "--json").json()["architecture"]
-    assert [(each["model"]["path"], each["model"]["kind"]) for each in found] == [
+    models = in_process("inspect", modules / "agents.pt", "--json").json()["architecture"]
+    assert [(model["model"]["path"], model["model"]["kind"]) for model in models] == [
         ("actor", "Sequential"), ("critic", "Linear"),
     ]  # fmt: skip
 
@@ -454,7 +454,7 @@ def test_layers_as_a_picture(modules: Path, tmp_path: Path) -> None:
         file = tmp_path / f"{name}.svg"
         drawn = in_process("inspect", modules / f"{name}.pt", "--dataflow", "--graph", file, "--json").json()
         root = ElementTree.fromstring(file.read_text())
-        texts = {each.text for each in root.iter() if each.tag.endswith("text")}
+        texts = {element.text for element in root.iter() if element.tag.endswith("text")}
         stages = [stage for strip in drawn["dataflow"]["networks"] for stage in strip["stages"]]
         assert stages
         assert {stage["name"] for stage in stages} <= texts
@@ -505,16 +505,16 @@ def test_a_strange_configuration_is_listed_without_shapes(layer: dict[str, Any],
     ran = in_process("inspect", keras_file(tmp_path, config), "--json")
     assert ran.status == 0, ran.out
     for model in ran.json()["architecture"]:
-        known = [each["output"] for each in layers(model["model"])][2:]
+        known = [layer["output"] for layer in layers(model["model"])][2:]
         assert layer["class_name"] == "Sequential" or known == [None]
 
 
 def test_a_class_without_a_module_is_not_keras_own(tmp_path: Path) -> None:
     own = {"module": None, "class_name": "Dense", "config": {"units": 3}, "registered_name": "Dense"}
     entries = [{"class_name": "InputLayer", "config": {"batch_shape": [None, 4]}}, own]
-    found = described(keras_file(tmp_path, {"class_name": "Sequential", "config": {"layers": entries}}))
-    assert [each["known"] for each in found["model"]["layers"]] == [True, False]
-    assert found["macs"] is None
+    model = described(keras_file(tmp_path, {"class_name": "Sequential", "config": {"layers": entries}}))
+    assert [layer["known"] for layer in model["model"]["layers"]] == [True, False]
+    assert model["macs"] is None
 
 
 def functional(layers: list[dict[str, Any]], last: str) -> dict[str, Any]:

@@ -80,9 +80,9 @@ def test_cleanrl_scripts_choose_the_same_actions(kind: str, tmp_path: Path) -> N
     images = np.random.default_rng(0).integers(0, 256, (8, 4, 84, 84), dtype=np.uint8)
     agent = load_agent(path)
     with torch.no_grad():
-        wanted = score(torch.tensor(images)).numpy()
-    np.testing.assert_allclose(agent.scores(images), wanted, atol=1e-5)
-    np.testing.assert_array_equal(agent.predict(images)[0], wanted.argmax(1))
+        expected = score(torch.tensor(images)).numpy()
+    np.testing.assert_allclose(agent.scores(images), expected, atol=1e-5)
+    np.testing.assert_array_equal(agent.predict(images)[0], expected.argmax(1))
     assert sum("image encoder" in entry.value for entry in agent.ledger if entry.use == "assumed") == 1
     assert not any("without weights" in entry.value for entry in agent.ledger)
     ran = in_process("inspect", path, "--json")
@@ -138,17 +138,17 @@ def pictures() -> Iterator[Any]:
 
 def stacks(env: str, wrapper: WrapperSpec) -> list[np.ndarray]:
     """Return the observations of the second row: two episodes of four steps."""
-    seen = []
+    observed = []
     with environments.make_vector_env(env, 2, wrappers=[wrapper]) as vector:
         rows = np.arange(2)
         for seed in (3, 4):
             vector.reset(rows, np.array([9, seed]))
-            seen.append(np.array(vector.obs[1]))
+            observed.append(np.array(vector.obs[1]))
             for _ in range(4):
                 vector.step(np.zeros((2, 1), np.int64), rows)
-                seen.append(np.array(vector.obs[1]))
-        assert vector.spec.shapes == {"obs": seen[0].shape}
-    return seen
+                observed.append(np.array(vector.obs[1]))
+        assert vector.spec.shapes == {"obs": observed[0].shape}
+    return observed
 
 
 @pytest.mark.parametrize("layout", ["Last", "First", "Grey"])
@@ -156,13 +156,13 @@ def test_stacked_images_are_those_of_vec_frame_stack(pictures: Mapping[str, str]
     library = pytest.importorskip("stable_baselines3.common.vec_env")
     gymnasium = importlib.import_module("gymnasium")
     vector = library.VecFrameStack(library.DummyVecEnv([lambda: gymnasium.make(pictures[layout])]), 3)
-    wanted = []
+    expected = []
     for seed in (3, 4):
         vector.seed(seed)
-        wanted.append(vector.reset()[0].copy())
-        wanted += [vector.step(np.array([0]))[0][0].copy() for _ in range(4)]
-    found = stacks(pictures[layout], WrapperSpec("VecFrameStack", {"n_stack": 3}))
-    np.testing.assert_array_equal(found, wanted)
+        expected.append(vector.reset()[0].copy())
+        expected += [vector.step(np.array([0]))[0][0].copy() for _ in range(4)]
+    observed = stacks(pictures[layout], WrapperSpec("VecFrameStack", {"n_stack": 3}))
+    np.testing.assert_array_equal(observed, expected)
 
 
 def test_bounds_of_stacked_grids_are_those_of_vec_frame_stack() -> None:
@@ -183,13 +183,13 @@ def test_stacked_images_are_those_of_gymnasium(pictures: Mapping[str, str], padd
     gymnasium = importlib.import_module("gymnasium")
     inner = gymnasium.make(pictures["Grey"])
     env = gymnasium.wrappers.FrameStackObservation(inner, 3, padding_type=padding)
-    wanted = []
+    expected = []
     for seed in (3, 4):
-        wanted.append(env.reset(seed=seed)[0])
-        wanted += [env.step(0)[0] for _ in range(4)]
-    given = {"stack_size": 3, "padding_type": padding}
-    found = stacks(pictures["Grey"], WrapperSpec("FrameStackObservation", given))
-    np.testing.assert_array_equal(found, wanted)
+        expected.append(env.reset(seed=seed)[0])
+        expected += [env.step(0)[0] for _ in range(4)]
+    arguments = {"stack_size": 3, "padding_type": padding}
+    observed = stacks(pictures["Grey"], WrapperSpec("FrameStackObservation", arguments))
+    np.testing.assert_array_equal(observed, expected)
 
 
 def test_wrappers_of_rows_are_refused_around_images(pictures: Mapping[str, str]) -> None:
@@ -245,25 +245,25 @@ def test_steps_of_a_game_are_those_of_the_library(ends: Sequence[int], sticky: f
     ]
     if sticky:
         chain.insert(0, ("StickyActionEnv", {"action_repeat_probability": sticky}))
-    theirs, ours = (make_game(ends, gymnasium) for _ in range(2))
-    env: Any = monitor(theirs)
+    library_game, own_game = (make_game(ends, gymnasium) for _ in range(2))
+    env: Any = monitor(library_game)
     for name, arguments in chain:
         env = getattr(library, name)(env, **arguments)
     specs = [WrapperSpec(name, arguments) for name, arguments in chain]
     games, _ = wrappers.split_game_wrappers(specs)
-    wrapped = gymnasium_engine.wrap_game(ours, games)
+    wrapped = gymnasium_engine.wrap_game(own_game, games)
     np.testing.assert_array_equal(wrapped.reset(seed=5)[0], env.reset(seed=5)[0])
     total = 0.0
     for action in np.random.default_rng(0).integers(0, 4, 30).tolist():
         image, _, terminated, _, info = env.step(action)
-        found = wrapped.step(action)
-        total += found[1]
-        np.testing.assert_array_equal(found[0], image)
-        assert found[2] == terminated
+        outcome = wrapped.step(action)
+        total += outcome[1]
+        np.testing.assert_array_equal(outcome[0], image)
+        assert outcome[2] == terminated
         if terminated:
             assert total == info["episode"]["r"]
             break
-    assert ours.calls == theirs.calls
+    assert own_game.calls == library_game.calls
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -317,21 +317,21 @@ CHAIN = (WrapperSpec("AtariWrapper", {}), WrapperSpec("VecFrameStack", {"n_stack
 @pytest.mark.slow
 def test_frames_and_actions_are_those_of_the_library(invader: Any) -> None:
     model, path = invader
-    theirs = make_library_env(7)
+    library_env = make_library_env(7)
     whole = WrapperSpec("AtariWrapper", {"terminal_on_life_loss": False})
-    obs = theirs.reset()
+    obs = library_env.reset()
     agent = load_agent(str(path))
     chosen = []
-    with environments.make_vector_env(INVADERS, 1, wrappers=(whole, CHAIN[1])) as ours:
+    with environments.make_vector_env(INVADERS, 1, wrappers=(whole, CHAIN[1])) as own_env:
         row = np.arange(1)
-        ours.reset(row, np.array([7]))
+        own_env.reset(row, np.array([7]))
         for _ in range(200):
-            np.testing.assert_array_equal(np.asarray(ours.obs), obs)
+            np.testing.assert_array_equal(np.asarray(own_env.obs), obs)
             action = model.predict(obs, deterministic=True)[0]
             np.testing.assert_array_equal(agent.predict(obs.transpose(0, 3, 1, 2))[0], action)
             chosen.append(int(action[0]))
-            obs, _, done, _ = theirs.step(action)
-            _, ended, _ = ours.step(action[:, None], row)
+            obs, _, done, _ = library_env.step(action)
+            _, ended, _ = own_env.step(action[:, None], row)
             assert bool(done[0]) == bool(ended[0])
             if done[0]:
                 break
@@ -343,16 +343,16 @@ def test_frames_and_actions_are_those_of_the_library(invader: Any) -> None:
 @pytest.mark.parametrize("game", ["BreakoutNoFrameskip-v4", INVADERS])
 def test_a_game_goes_on_after_a_lost_life_as_in_the_library(game: str) -> None:
     """The library's episode ends with a life: its stack is emptied, FIRE is pressed, the game goes on."""
-    theirs = make_library_env(7, game, terminal=True)
-    obs = theirs.reset()
+    library_env = make_library_env(7, game, terminal=True)
+    obs = library_env.reset()
     lives, total = 0, 0.0
-    with environments.make_vector_env(game, 1, wrappers=CHAIN) as ours:
+    with environments.make_vector_env(game, 1, wrappers=CHAIN) as own_env:
         row = np.arange(1)
-        ours.reset(row, np.array([7]))
+        own_env.reset(row, np.array([7]))
         for action in np.random.default_rng(1).integers(2, 4, 1500).tolist():
-            np.testing.assert_array_equal(np.asarray(ours.obs), obs)
-            obs, _, done, info = theirs.step(np.array([action]))
-            rewards, ended, _ = ours.step(np.array([[action]]), row)
+            np.testing.assert_array_equal(np.asarray(own_env.obs), obs)
+            obs, _, done, info = library_env.step(np.array([action]))
+            rewards, ended, _ = own_env.step(np.array([[action]]), row)
             total, over = total + float(rewards[0]), "episode" in info[0]
             lives += bool(done[0])
             assert bool(ended[0]) == over
@@ -377,19 +377,19 @@ def test_a_game_goes_on_after_a_lost_life_as_in_the_library(game: str) -> None:
 def test_preprocessing_of_gymnasium_is_that_of_the_library(arguments: dict[str, Any]) -> None:
     gymnasium = importlib.import_module("gymnasium")
     gymnasium_engine.register_games(INVADERS, ())
-    theirs = gymnasium.wrappers.AtariPreprocessing(gymnasium.make(INVADERS), **arguments)
-    obs, seen = theirs.reset(seed=3)[0], set()
+    library_env = gymnasium.wrappers.AtariPreprocessing(gymnasium.make(INVADERS), **arguments)
+    obs, images = library_env.reset(seed=3)[0], set()
     with environments.make_vector_env(
         INVADERS, 1, wrappers=[WrapperSpec("gymnasium.wrappers.AtariPreprocessing", arguments)]
-    ) as ours:
-        ours.reset(np.arange(1), np.array([3]))
+    ) as own_env:
+        own_env.reset(np.arange(1), np.array([3]))
         for action in np.random.default_rng(0).integers(0, 6, 60):
-            np.testing.assert_array_equal(np.asarray(ours.obs)[0], obs)
-            obs, reward, ended, _, _ = theirs.step(int(action))
-            rewards, over, _ = ours.step(np.array([[action]]), np.arange(1))
+            np.testing.assert_array_equal(np.asarray(own_env.obs)[0], obs)
+            obs, reward, ended, _, _ = library_env.step(int(action))
+            rewards, over, _ = own_env.step(np.array([[action]]), np.arange(1))
             assert (float(rewards[0]), bool(over[0])) == (reward, ended)
-            seen.add(obs.tobytes())
-    assert len(seen) > 1
+            images.add(obs.tobytes())
+    assert len(images) > 1
 
 
 @needs_games
@@ -423,14 +423,14 @@ def test_other_preprocessing_of_gymnasium_is_refused(
 def test_returns_of_seeded_episodes_are_those_of_the_library(invader: Any) -> None:
     model, path = invader
     library = importlib.import_module("stable_baselines3.common.evaluation")
-    wanted = []
+    expected = []
     for seed in (1000, 1001, 1002):
         env = make_library_env(seed, terminal=True)
         returns, _ = library.evaluate_policy(model, env, n_eval_episodes=1, return_episode_rewards=True)
-        wanted += returns
+        expected += returns
     result = evaluate(str(path), INVADERS, Protocol(episodes=3))
-    assert result.rollout.returns.tolist() == wanted
-    assert len({*wanted}) > 1
+    assert result.rollout.returns.tolist() == expected
+    assert len({*expected}) > 1
     assumed = " ".join(result.assumed)
     assert "AtariWrapper" in assumed
     assert "VecFrameStack" in assumed

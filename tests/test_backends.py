@@ -43,17 +43,17 @@ class TestNumpy(BackendContract):
         policy, plain = backend.build(network), assemble(network, backend._lower)
         for _ in range(2):
             obs = normal(members * batch, 17)
-            given = obs if members == 1 else obs.reshape(members, batch, 17)
-            np.testing.assert_array_equal(policy.step(obs)[0], plain([given])[0].reshape(-1, 6))
+            blocks = obs if members == 1 else obs.reshape(members, batch, 17)
+            np.testing.assert_array_equal(policy.step(obs)[0], plain([blocks])[0].reshape(-1, 6))
 
     def test_threads_are_limited_inside_the_block(self, backend: Any) -> None:
-        found = backend._openblas()
-        if found is None:
+        library = backend._openblas()
+        if library is None:
             pytest.skip("numpy is not linked with OpenBLAS")
-        before = found[0]()
+        before = library[0]()
         with backend.build(ACTOR).threads(1):
-            assert found[0]() == 1
-        assert found[0]() == before
+            assert library[0]() == 1
+        assert library[0]() == before
 
     def test_cuda_is_refused(self, backend: Backend) -> None:
         with pytest.raises(UsageError) as caught:
@@ -143,7 +143,7 @@ class TestOnnxRuntime(BackendContract):
             self.check(policy, ACTOR, 64)
         np.testing.assert_array_equal(policy.step(x)[0], before)
 
-    @pytest.mark.parametrize("name", [each for each in ACTIVATIONS if each != "gelu"])
+    @pytest.mark.parametrize("name", [activation for activation in ACTIVATIONS if activation != "gelu"])
     def test_what_the_runtime_lacks_in_float64_is_put_together(self, backend: Any, name: Any) -> None:
         x = np.array([[-90, -3, -0.5, 0, 0.5, 3, 90]], np.float64)
         network = chain(7, Affine(np.ones(7), np.zeros(7)), Activation(name, 0.25))

@@ -304,8 +304,8 @@ def test_any_tree_is_read_back_as_it_was(sizes: list[int], to: tuple[str, str]) 
     with tempfile.TemporaryDirectory() as folder:
         target = f"{folder}/x{to[1]}"
         done = save(tree, target, to[0], sync=False)
-        found = open_checkpoint(target).tree
-        assert {found.names[path]: each.array().tobytes() for path, each in found.tensors()} == {
+        read_back = open_checkpoint(target).tree
+        assert {read_back.names[path]: item.array().tobytes() for path, item in read_back.tensors()} == {
             name: array.tobytes() for name, array in arrays.items()
         }
         assert done.sha256 == digest(target).sha256

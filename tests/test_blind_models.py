@@ -57,7 +57,7 @@ def compare(name: str, folder: Path, *, wrong: bool, **options: Any) -> Verifica
     torch.manual_seed(0)
     cls = getattr(blind_models, name)
     torch.save(cls().state_dict(), folder / "net.pt")
-    likes = [ModelSpec(f"blind_models:{name}", each) for each in ({}, {"wrong": wrong})]
+    likes = [ModelSpec(f"blind_models:{name}", arguments) for arguments in ({}, {"wrong": wrong})]
     file = str(folder / "net.pt")
     return verify(file, file, like_a=likes[0], like_b=likes[1], input_shapes=cls.SHAPES, **options)
 
@@ -87,47 +87,47 @@ def first_of(name: str, folder: Path, a: dict[str, Any], b: dict[str, Any]) -> c
     torch.manual_seed(0)
     cls = getattr(blind_models, name)
     torch.save(cls(**a).state_dict(), folder / "net.pt")
-    likes = [ModelSpec(f"blind_models:{name}", each) for each in (a, b)]
+    likes = [ModelSpec(f"blind_models:{name}", arguments) for arguments in (a, b)]
     file = str(folder / "net.pt")
-    found = verify(file, file, like_a=likes[0], like_b=likes[1], input_shapes=cls.SHAPES)
-    assert found.models is not None
-    assert found.within == (found.models.first is None)
-    return found.models.first
+    verification = verify(file, file, like_a=likes[0], like_b=likes[1], input_shapes=cls.SHAPES)
+    assert verification.models is not None
+    assert verification.within == (verification.models.first is None)
+    return verification.models.first
 
 
 @pytest.mark.torch
 def test_a_class_named_after_a_layer_is_compared_by_its_layers(tmp_path: Path, here: None) -> None:
-    found = first_of("GRUReader", tmp_path, {}, {"wrong": True})
-    assert found is not None
-    assert (found.after, found.b, found.confirmed) == ("mix", "out", True)
+    divergence = first_of("GRUReader", tmp_path, {}, {"wrong": True})
+    assert divergence is not None
+    assert (divergence.after, divergence.b, divergence.confirmed) == ("mix", "out", True)
 
 
 @pytest.mark.torch
 def test_calls_of_one_layer_are_paired_by_their_inputs(tmp_path: Path, here: None) -> None:
     assert first_of("Twins", tmp_path, {}, {"reverse": True}) is None
-    found = first_of("Twins", tmp_path, {}, {"reverse": True, "wrong": True})
-    assert found is not None
-    assert (found.b, found.cause) == ("out", None)  # what is computed between layers is not searched
+    first = first_of("Twins", tmp_path, {}, {"reverse": True, "wrong": True})
+    assert first is not None
+    assert (first.b, first.cause) == ("out", None)  # what is computed between layers is not searched
 
 
 @pytest.mark.torch
 def test_exchanged_layers_are_no_other_operation(tmp_path: Path, here: None) -> None:
-    found = first_of("Exchanged", tmp_path, {}, {"wrong": True})
-    assert found is not None
-    assert {found.a, found.b} <= {"first", "second"}
-    assert found.fix is None
+    divergence = first_of("Exchanged", tmp_path, {}, {"wrong": True})
+    assert divergence is not None
+    assert {divergence.a, divergence.b} <= {"first", "second"}
+    assert divergence.fix is None
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("a", [False, True])
 def test_padding_before_a_layer_is_that_of_the_layer(a: bool, tmp_path: Path, here: None) -> None:
     assert first_of("Bordered", tmp_path, {"outside": a}, {"outside": not a}) is None
-    found = first_of("Bordered", tmp_path, {"outside": a}, {"outside": not a, "wrong": True})
-    assert found is not None
-    assert found.b == "out"
-    found = first_of("Bordered", tmp_path, {"outside": a, "width": 1}, {"width": 0})
-    assert found is not None
-    assert (found.b, found.where, found.confirmed) == ("conv", "layer", True)
+    divergence = first_of("Bordered", tmp_path, {"outside": a}, {"outside": not a, "wrong": True})
+    assert divergence is not None
+    assert divergence.b == "out"
+    divergence = first_of("Bordered", tmp_path, {"outside": a, "width": 1}, {"width": 0})
+    assert divergence is not None
+    assert (divergence.b, divergence.where, divergence.confirmed) == ("conv", "layer", True)
 
 
 def test_the_order_of_axes_is_that_with_which_the_models_can_be_called() -> None:
@@ -157,13 +157,13 @@ def test_the_order_of_axes_is_that_with_which_the_models_can_be_called() -> None
     sides: Any = (Side("A", [row]), Side("B", []))
     options = two_models.ModelComparisonOptions()
     session = two_models.ComparedModels(sides, ("factory", "factory"))
-    two_models._prepare(session, [each.row for each in sides], options)
+    two_models._prepare(session, [shape.row for shape in sides], options)
     assert sides[1].shape == (20, 4)
     assert sides[1].opened == 1  # the failed call may have created variables
     assert len(session.assumed) == 1
     session = two_models.ComparedModels(sides, ("factory", "factory"))
     with pytest.raises(UsageError):
-        two_models._prepare(session, [each.row for each in sides], replace(options, transpose=True))
+        two_models._prepare(session, [shape.row for shape in sides], replace(options, transpose=True))
 
 
 @pytest.mark.parametrize(
@@ -184,11 +184,11 @@ def test_an_error_of_keras_is_its_reason_not_its_arguments(text: str, line: str)
 
 @pytest.mark.torch
 def test_outputs_that_change_from_call_to_call_do_not_pass(tmp_path: Path, here: None) -> None:
-    found = compare("Random", tmp_path, wrong=False)
-    assert not found.within
-    assert found.models is not None
-    assert found.models.first is not None
-    assert found.models.first.confirmed
+    verification = compare("Random", tmp_path, wrong=False)
+    assert not verification.within
+    assert verification.models is not None
+    assert verification.models.first is not None
+    assert verification.models.first.confirmed
 
 
 @pytest.mark.torch
@@ -237,8 +237,8 @@ def test_outputs_are_paired_by_name_if_they_can(
 ) -> None:
     one, other = ({name: np.ones((2, 3)) for name in names} for names in (a, b))
     assumed: list[str] = []
-    found, left = pair_outputs(one, other, set(), ("", ""), assumed)
-    assert ([each.b for each in found], left) == (pairs, missing)
+    pairs_found, left = pair_outputs(one, other, set(), ("", ""), assumed)
+    assert ([pair.b for pair in pairs_found], left) == (pairs, missing)
     assert bool(assumed) == (a[0] == "0")
 
 
@@ -264,7 +264,7 @@ def test_integers_cover_their_range(
     assert below is None or drawn.max() < below
     if "mask" in name:
         assert set(np.unique(drawn)) == {0, 1}
-        assert all((each[0] <= 1).all() for _, each in further_inputs([pair], None, [drawn]))
+        assert all((arrays[0] <= 1).all() for _, arrays in further_inputs([pair], None, [drawn]))
     if name == "ids":
         assert (drawn[::2, -3:] == 0).all()
 
@@ -284,11 +284,11 @@ def onnx_file(folder: Path, name: str, nodes: list[Any], dtype: int, shape: list
     from onnx import helper, numpy_helper
 
     outputs = values.pop("outputs")
-    made = [numpy_helper.from_array(np.asarray(each), key) for key, each in values.items()]
-    given = [helper.make_tensor_value_info("x", dtype, shape)]
+    initializers = [numpy_helper.from_array(np.asarray(value), key) for key, value in values.items()]
+    inputs = [helper.make_tensor_value_info("x", dtype, shape)]
     results = [helper.make_tensor_value_info(key, kind, None) for key, kind in outputs.items()]
     graph = helper.make_graph(
-        [helper.make_node(*each[:3], **each[3]) for each in nodes], "g", given, results, made
+        [helper.make_node(*node[:3], **node[3]) for node in nodes], "g", inputs, results, initializers
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, folder / name)
@@ -315,8 +315,8 @@ def test_an_output_beside_the_policy_is_compared(tmp_path: Path, here: None) -> 
     pytest.importorskip("onnx")
     a = two_heads(tmp_path, "a.onnx")
     assert verify(a, two_heads(tmp_path, "b.onnx")).within
-    found = verify(a, two_heads(tmp_path, "b.onnx", factor=1.01))
-    assert [each.name for each in found.networks if not each.within] == ["value"]
+    verification = verify(a, two_heads(tmp_path, "b.onnx", factor=1.01))
+    assert [network.name for network in verification.networks if not network.within] == ["value"]
     assert not verify(a, two_heads(tmp_path, "b.onnx", extra=False)).within
 
 

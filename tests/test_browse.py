@@ -69,9 +69,9 @@ def safetensors(file: Path, arrays: dict[str, np.ndarray]) -> str:
     for name, array in arrays.items():
         head[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": [at, at + array.nbytes]}
         at += array.nbytes
-    told = json.dumps(head).encode()
+    header = json.dumps(head).encode()
     data = b"".join(array.tobytes() for array in arrays.values())
-    file.write_bytes(struct.pack("<Q", len(told)) + told + data)
+    file.write_bytes(struct.pack("<Q", len(header)) + header + data)
     return str(file)
 
 
@@ -124,7 +124,7 @@ def damaged(folder: Path) -> str:
         shutil.copy(file, folder)
     data = folder / f"{TF_SAMPLE.name}.data-00000-of-00001"
     content = bytearray(data.read_bytes())
-    content[0:200_000:300] = bytes(each ^ 1 for each in content[0:200_000:300])
+    content[0:200_000:300] = bytes(byte ^ 1 for byte in content[0:200_000:300])
     data.write_bytes(content)
     return str(folder / TF_SAMPLE.name)
 
@@ -217,10 +217,10 @@ def test_names_and_slots_that_belong_together(sample: BrowserListing, tied: str)
 
 
 def read(row: TensorRow) -> TensorNumbers | None:
-    found: list[TensorNumbers | None] = []
-    for _ in read_numbers(row, found.append):
+    readings: list[TensorNumbers | None] = []
+    for _ in read_numbers(row, readings.append):
         pass
-    return found[-1]
+    return readings[-1]
 
 
 def told(shown: BrowserListing, name: str, comparison: ComparisonState | None = None, cells: int = 60) -> str:
@@ -230,7 +230,7 @@ def told(shown: BrowserListing, name: str, comparison: ComparisonState | None = 
 
 
 def test_the_details_of_a_tensor(sample: BrowserListing) -> None:
-    said = told(sample, "policy/actor/l1/kernel")
+    text = told(sample, "policy/actor/l1/kernel")
     array = sample.rows["policy/actor/l1/kernel"].leaf.array()  # type: ignore[union-attr]
     for part in (
         "float32[3, 64]",
@@ -241,13 +241,13 @@ def test_the_details_of_a_tensor(sample: BrowserListing) -> None:
         "slot m",
         "also",
     ):
-        assert part in said, part
+        assert part in text, part
     for value in (array.min(), array.mean(), array.std(), np.linalg.norm(array)):
-        assert f"{float(value):.5g}" in said
+        assert f"{float(value):.5g}" in text
     slot = told(sample, sample.relatives("policy/actor/l1/kernel")[1])
     assert "m of" in slot
     assert "policy/actor/l1/kernel" in slot
-    module = next(each for each in sample.root.below["policy"].below.values() if each.name == "critic")
+    module = next(child for child in sample.root.below["policy"].below.values() if child.name == "critic")
     assert "9,090 parameters" in lines.to_plain_text(details.detail_lines(sample, None, module, None, 40))
 
 
@@ -255,9 +255,9 @@ def test_large_tensors_are_read_in_pieces_and_give_the_same(tied: str) -> None:
     row = list_for_browser(tied).rows["large"]
     assert isinstance(row, TensorRow)
     assert row.leaf.nbytes > LARGE
-    found: list[TensorNumbers | None] = []
-    assert sum(1 for _ in read_numbers(row, found.append)) > 4
-    (numbers,) = found
+    readings: list[TensorNumbers | None] = []
+    assert sum(1 for _ in read_numbers(row, readings.append)) > 4
+    (numbers,) = readings
     assert numbers is not None
     assert numbers.moments is not None
     array = row.leaf.array().astype(np.float64)
@@ -275,8 +275,8 @@ def test_warning_signs_and_what_cannot_be_counted(tied: str, golden: Golden) -> 
 
 
 def test_an_error_of_reading_is_one_sentence(damaged: str, folder: Path, golden: Golden) -> None:
-    said = told(list_for_browser(damaged), "policy/actor/l2/kernel", cells=400)
-    golden(said.replace(str(folder), "FOLDER"))
+    text = told(list_for_browser(damaged), "policy/actor/l2/kernel", cells=400)
+    golden(text.replace(str(folder), "FOLDER"))
 
 
 def test_two_checkpoints_are_marked() -> None:
@@ -291,9 +291,9 @@ def test_two_checkpoints_are_marked() -> None:
     assert comparison.state() == "76 differ"
     assert comparison.marks["policy/actor/l1/kernel"] == "changed"
     assert comparison.below["policy/actor/l1"] == 2
-    said = told(shown, "policy/actor/l1/kernel", comparison)
-    assert "of 192 differ" in said
-    assert "cosine" in said
+    text = told(shown, "policy/actor/l1/kernel", comparison)
+    assert "of 192 differ" in text
+    assert "cosine" in text
     equal = "policy/actor_optimizer/_learning_rate"
     assert equal in comparison.known
     assert equal not in comparison.marks
@@ -329,18 +329,18 @@ def test_a_member_of_an_archive_is_named_as_people_write_it(folder: Path) -> Non
     file = safetensors(folder / "inner.safetensors", {"a": np.eye(2)})
     with zipfile.ZipFile(folder / "old.zip", "w") as archive:
         archive.write(file, "inner.safetensors")
-    said = lines.to_plain_text(
+    text = lines.to_plain_text(
         overview.about_lines(list_for_browser(f"zip://inner.safetensors::{folder}/old.zip"), 300)
     )
-    assert said.count(f"zip://inner.safetensors::{folder}/old.zip") == 2
-    assert "old.zip::" not in said
+    assert text.count(f"zip://inner.safetensors::{folder}/old.zip") == 2
+    assert "old.zip::" not in text
 
 
 def test_the_page_about_the_checkpoint(sample: BrowserListing, golden: Golden) -> None:
-    said = lines.to_plain_text(overview.about_lines(sample, 78))
+    text = lines.to_plain_text(overview.about_lines(sample, 78))
     for part in ("tensor_bundle (crc32c checksums)", "td3_tf", "2 files", "27,142"):
-        assert part in said
-    assert max(map(len, said.splitlines())) <= 78
+        assert part in text
+    assert max(map(len, text.splitlines())) <= 78
     two = lines.to_plain_text(overview.key_help(78, two=True))
     golden(two)
     assert "difference" not in lines.to_plain_text(overview.key_help(78, two=False))
@@ -353,15 +353,15 @@ def test_the_page_about_the_checkpoint(sample: BrowserListing, golden: Golden) -
 def test_every_cell_has_its_index(shape: tuple[int, ...]) -> None:
     array = np.arange(float(np.prod(shape, dtype=int))).reshape(shape)
     grid = ValueGrid(shape, 3)
-    seen = set()
+    texts = set()
     for table in range(grid.slices):
         for row in range(grid.rows):
             for column in range(grid.columns):
                 index = grid.index(table, row, column)
                 if index is not None:
                     assert grid.cell(index) == (table, row, column)
-                    seen.add(array[index].item())
-    assert seen == set(array.reshape(-1).tolist())
+                    texts.add(array[index].item())
+    assert texts == set(array.reshape(-1).tolist())
     with pytest.raises(ValueError, match="index"):
         grid.cell((99,) * max(1, len(shape)))
 
@@ -391,11 +391,11 @@ def test_cells_are_those_of_the_array_whether_read_whole_or_in_part(tied: str) -
 @pytest.mark.parametrize("largest", [3e-9, 0.0023, 0.5, 12.3, 12_345.6, 1e30])
 def test_numbers_take_one_width_and_no_small_one_looks_like_zero(largest: float) -> None:
     as_text = choose_cell_format(np.dtype("f4"), Moments(size=2, low=-largest, high=largest))
-    said = [as_text(value) for value in (largest, -largest, largest * 1e-9, 0.0, float("nan"))]
-    assert all(len(each) <= as_text.width for each in said)
-    assert float(said[2]) > 0
-    assert said[3:] == ["0", "nan"]
-    assert float(said[0]) == pytest.approx(largest, rel=1e-4)
+    texts = [as_text(value) for value in (largest, -largest, largest * 1e-9, 0.0, float("nan"))]
+    assert all(len(text) <= as_text.width for text in texts)
+    assert float(texts[2]) > 0
+    assert texts[3:] == ["0", "nan"]
+    assert float(texts[0]) == pytest.approx(largest, rel=1e-4)
 
 
 def test_all_of_a_value_is_told_exactly() -> None:
@@ -406,8 +406,8 @@ def test_all_of_a_value_is_told_exactly() -> None:
 
 def test_a_histogram_shows_what_there_is_at_all() -> None:
     counts = (1, 0, *[10_000] * 13, 1)
-    found = TensorNumbers(Moments(130_002, -1.0, 1.0), counts)
-    columns, bars = numbers.column_lines(found, 40), lines.to_plain_text(numbers.bar_lines(found, 60))
+    counted = TensorNumbers(Moments(130_002, -1.0, 1.0), counts)
+    columns, bars = numbers.column_lines(counted, 40), lines.to_plain_text(numbers.bar_lines(counted, 60))
     assert lines.to_plain_text(columns).splitlines()[3].startswith("▁▁  ██")
     assert bars.splitlines()[0].count("▏") == 1
     assert "10,000" in bars
@@ -418,34 +418,34 @@ def test_lines_are_fitted_by_cells_and_inert() -> None:
     for name in HOSTILE:
         for cells in (8, 20, 60):
             assert cell_len(lines.pad_text(name, cells)) == cells
-            assert all(cell_len(each) <= cells for each in lines.wrap_text(name, cells))
+            assert all(cell_len(line) <= cells for line in lines.wrap_text(name, cells))
             assert lines.pad_text(name, cells).isprintable()
 
 
 def test_what_is_looked_at_is_read_before_what_is_compared() -> None:
     done: list[str] = []
-    begun, asked = threading.Event(), threading.Event()
+    started, requested = threading.Event(), threading.Event()
 
     def job(name: str, number: int) -> Iterator[None]:
         for _ in range(number):
             done.append(name)
-            begun.set()
-            asked.wait(10)
+            started.set()
+            requested.wait(10)
             yield
 
     failed: list[Exception] = []
     reader = ReaderThread(failed.append)
     reader.request("comparison", job("compared", 20))
-    assert begun.wait(10)
+    assert started.wait(10)
     reader.request("numbers", job("given up", 20))
     reader.request("numbers", job("looked at", 3))
-    asked.set()
+    requested.set()
     while not reader.idle():
         time.sleep(0.001)
     assert done.index("looked at") < len(done) - 10
     assert done.count("compared") == 20
     assert done.count("given up") <= 1
-    reader.request("values", (each for each in [1 / 0][:0]) if done == [] else _fails())
+    reader.request("values", (item for item in [1 / 0][:0]) if done == [] else _fails())
     while not reader.idle():
         time.sleep(0.001)
     assert isinstance(failed[0], ZeroDivisionError)
@@ -474,9 +474,9 @@ def test_there_is_no_document() -> None:
 def test_without_textual_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     from ckpttool import browser
 
-    found = importlib.util.find_spec
+    result = importlib.util.find_spec
     monkeypatch.setattr(browser, "require_terminal", lambda _: None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "textual" else found(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "textual" else result(name))
     ran = in_process("browse", TF_SAMPLE)
     refused(ran)
     golden(ran)
@@ -638,10 +638,10 @@ def test_values_histogram_and_second_names(tied: str, golden: Golden) -> None:
         browser.to("note")
         lines = await browser.press("v")
         golden(lines[-1])
-        for name, said in (("bits", "true"), ("half", "0.5000"), ("wave", "1+2j"), ("bad", "nan")):
+        for name, value_text in (("bits", "true"), ("half", "0.5000"), ("wave", "1+2j"), ("bad", "nan")):
             browser.to(name)
             lines = await browser.press("v")
-            assert said in lines[2], name
+            assert value_text in lines[2], name
             await browser.press("escape")
 
     play(talk, tied)
@@ -776,9 +776,9 @@ class Terminal:
     def wait(self, *words: str) -> str:
         until = time.monotonic() + 60
         while time.monotonic() < until:
-            seen = self.screen()
-            if all(word in seen for word in words):
-                return seen
+            screen = self.screen()
+            if all(word in screen for word in words):
+                return screen
             time.sleep(0.05)
         raise AssertionError(f"{words} never came:\n{self.screen()}")
 
@@ -803,18 +803,18 @@ def test_a_real_screen(terminal: Terminal, hostile: str) -> None:
     terminal.wait("-1.3527", "1 of 6")
     terminal.keys("Enter")
     terminal.wait("▾ l1", "search")
-    seen = terminal.screen("-e")
+    screen = terminal.screen("-e")
     # Without colours, and the cursor is seen all the same.
-    assert "\x1b[7m" in seen
-    assert not any(f"\x1b[{code}m" in seen for code in (31, 33, 36))
+    assert "\x1b[7m" in screen
+    assert not any(f"\x1b[{code}m" in screen for code in (31, 33, 36))
     terminal.keys("v")
     terminal.wait("-0.0696", "[0, 0] = -0.0696")
     terminal.keys("Escape")
     terminal.wait("▾ l1")
     terminal.keys("q")
-    seen = terminal.wait("left 0", "ready>")
+    screen = terminal.wait("left 0", "ready>")
     # What was there before is there again.
-    assert "tensors" not in seen
+    assert "tensors" not in screen
     terminal.keys(f"clear; browse {hostile}; echo left $?", "Enter")
     terminal.wait("[bold red]x[", "a\\x1b[2Jb", "quit")
     assert "\x1b[33m" in terminal.screen("-e")
@@ -825,11 +825,11 @@ def test_a_real_screen(terminal: Terminal, hostile: str) -> None:
 def test_a_signal_and_a_wrong_path_leave_the_terminal_as_it_was(terminal: Terminal, folder: Path) -> None:
     terminal.keys("clear; browse none.pt; echo left $?", "Enter")
     assert "none.pt" in terminal.wait("left 2")
-    said = folder / "pid"
-    terminal.keys(f"clear; sh -c 'echo $$ > {said}; exec browse {TF_SAMPLE}'; echo left $?", "Enter")
+    pid_file = folder / "pid"
+    terminal.keys(f"clear; sh -c 'echo $$ > {pid_file}; exec browse {TF_SAMPLE}'; echo left $?", "Enter")
     terminal.wait("78 tensors", "quit")
-    os.kill(int(said.read_text()), signal.SIGTERM)
-    seen = terminal.wait("left 143", "ready>")
-    assert "Traceback" not in seen
+    os.kill(int(pid_file.read_text()), signal.SIGTERM)
+    screen = terminal.wait("left 143", "ready>")
+    assert "Traceback" not in screen
     terminal.keys("clear; echo it is $((6 * 7))", "Enter")
     terminal.wait("it is 42")

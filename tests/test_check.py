@@ -40,7 +40,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a good agent, its recorded shapes, and one file for each thing that must not be."""
     folder = tmp_path_factory.mktemp("files")
     tree = open_checkpoint(str(TORCH_SAMPLE)).tree
-    at, weight = next((path, each) for path, each in tree.tensors() if display(path) == "actor/l1/weight")
+    at, weight = next((path, item) for path, item in tree.tensors() if display(path) == "actor/l1/weight")
     array = weight.array().copy()
 
     def changed(name: str, new: np.ndarray) -> None:
@@ -51,7 +51,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     changed("half.pt", array.astype(np.float16))
     array[1, 1], array[2, 2] = np.nan, np.inf
     changed("nan.pt", array)
-    less = {path: each for path, each in tree.leaves.items() if path != at}
+    less = {path: item for path, item in tree.leaves.items() if path != at}
     save(Tree(less), str(folder / "less.pt"))
     (folder / "hostile.pkl").write_bytes(ACTING["GLOBAL + REDUCE"][0])
     damaged = bytearray(TORCH_SAMPLE.read_bytes())
@@ -114,18 +114,18 @@ def test_many_files_are_all_looked_at_and_the_worst_counts(files: Path, golden: 
 
 def test_the_parts_of_a_bundle_are_one_checkpoint_and_a_folder_all_in_it() -> None:
     parts = [f"{TF_SAMPLE}{end}" for end in (".index", ".data-00000-of-00001", ".ckpttool.json")]
-    assert [each.path for each in check(parts).checkpoints] == [str(TF_SAMPLE)]
+    assert [checkpoint.path for checkpoint in check(parts).checkpoints] == [str(TF_SAMPLE)]
     assert len(check([str(TF_SAMPLE.parent)]).checkpoints) == 6
 
 
 def test_the_document(files: Path) -> None:
     ran = run(files, "nan.pt", "pointer.pt", "--json")
     assert (ran.status, ran.err) == (2, "")
-    found = ran.json()
-    assert found["clean"] is False
-    bad, unread = found["checkpoints"]
+    document = ran.json()
+    assert document["clean"] is False
+    bad, unread = document["checkpoints"]
     assert (bad["format"], bad["layout"], bad["tensors"], bad["error"]) == ("pytorch", "td3_torch", 90, None)
-    assert [each["topic"] for each in bad["findings"]] == ["numbers"]
+    assert [finding["topic"] for finding in bad["findings"]] == ["numbers"]
     assert unread["error"]["kind"] == "not_a_checkpoint"
     assert (unread["findings"], unread["format"]) == ([], None)
     assert run(files, "good.pt", "--json").json()["clean"] is True
@@ -169,18 +169,18 @@ def test_what_a_hook_runs_passes_the_good_and_fails_the_bad(files: Path, hook: s
 
 
 def test_the_hooks_take_checkpoints_and_nothing_else() -> None:
-    taken = re.compile(HOOKS["ckpttool-check"]["files"])
-    ours = [path.name for path in (ROOT / "sample_ckpts").rglob("*") if path.is_file()]
-    assert {Path(name).suffix for name in ours if not taken.search(name)} == {"", ".json", ".md"}
-    assert {Path(name).suffix for name in ours if taken.search(name)} == {
+    pattern = re.compile(HOOKS["ckpttool-check"]["files"])
+    names = [path.name for path in (ROOT / "sample_ckpts").rglob("*") if path.is_file()]
+    assert {Path(name).suffix for name in names if not pattern.search(name)} == {"", ".json", ".md"}
+    assert {Path(name).suffix for name in names if pattern.search(name)} == {
         ".pt",
         ".index",
         ".data-00000-of-00001",
     }
-    assert not [name for name in ("README.md", "data.zip", "train.py", "x.pt.txt") if taken.search(name)]
+    assert not [name for name in ("README.md", "data.zip", "train.py", "x.pt.txt") if pattern.search(name)]
     own = [suffix for suffix, kind in candidates.SUFFIXES.items() if kind == candidates.OWN]
-    assert [suffix for suffix in own if not taken.search(f"runs/x{suffix}")] == []
-    assert taken.search("model/saved_model.pb")
+    assert [suffix for suffix in own if not pattern.search(f"runs/x{suffix}")] == []
+    assert pattern.search("model/saved_model.pb")
     assert len({hook["files"] for hook in HOOKS.values()}) == 1
 
 
@@ -193,9 +193,9 @@ def test_what_the_example_job_runs_tells_shapes_apart(files: Path) -> None:
     )
     assert in_process(*layout, "good.pt", cwd=files).status == 0
     assert in_process(*layout, "shape.pt", cwd=files).status == 1
-    (ours,) = (step for step in steps if step.get("uses", "").startswith("ckpttool/ckpttool@"))
-    assert ours["uses"].endswith(f"@v{__version__}")
-    assert set(ours["with"]) <= set(ACTION["inputs"])
+    (own_step,) = (step for step in steps if step.get("uses", "").startswith("ckpttool/ckpttool@"))
+    assert own_step["uses"].endswith(f"@v{__version__}")
+    assert set(own_step["with"]) <= set(ACTION["inputs"])
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_the_action_checks_what_it_is_given(
     program.chmod(0o755)
     install, check = ACTION["runs"]["steps"]
     assert '"$RUNNER_TEMP/ckpttool/bin/pip" install' in install["run"]
-    inputs = {each: given.get(each, row["default"]) for each, row in ACTION["inputs"].items()}
+    inputs = {name: given.get(name, row["default"]) for name, row in ACTION["inputs"].items()}
     env = {key: inputs[value[3:-2].strip().removeprefix("inputs.")] for key, value in check["env"].items()}
     folder = tmp_path / "work"
     folder.mkdir()
@@ -244,10 +244,10 @@ def test_the_open_sides_of_a_space_are_no_finding_and_other_infinities_are(tmp_p
         ("space", {"observation_space": open_box}, True),
         ("other", {"last_original_obs": np.full(3, np.inf, np.float32)}, False),
     ):
-        made = sb3.members(sb3.states(agent), sb3.settings(sb3.TD3_POLICY, **more))
-        found = check([sb3.put(tmp_path / f"{name}.zip", made)])
-        assert found.clean == clean
-        assert stats(found.checkpoints[0].path).finite == clean
+        contents = sb3.members(sb3.states(agent), sb3.settings(sb3.TD3_POLICY, **more))
+        result = check([sb3.put(tmp_path / f"{name}.zip", contents)])
+        assert result.clean == clean
+        assert stats(result.checkpoints[0].path).finite == clean
 
 
 def test_a_member_of_an_archive_is_named_as_people_write_it(files: Path, tmp_path: Path) -> None:
@@ -255,9 +255,9 @@ def test_a_member_of_an_archive_is_named_as_people_write_it(files: Path, tmp_pat
         for name in ("good.pt", "hostile.pkl", "pointer.pt"):
             archive.write(files / name, name)
     inside = [f"zip://{name}::{tmp_path}/old.zip" for name in ("good.pt", "hostile.pkl", "pointer.pt")]
-    found = run(tmp_path, *inside, "--no-numbers", "--json").json()["checkpoints"]
-    assert [each["path"] for each in found] == inside
-    assert shlex.split(found[1]["findings"][0]["fix"])[2] == inside[1]
+    paths = run(tmp_path, *inside, "--no-numbers", "--json").json()["checkpoints"]
+    assert [checkpoint["path"] for checkpoint in paths] == inside
+    assert shlex.split(paths[1]["findings"][0]["fix"])[2] == inside[1]
 
 
 def test_models_that_are_not_checked_are_listed(tmp_path: Path, golden: Golden) -> None:

@@ -116,8 +116,8 @@ def test_whatever_happens_to_the_bytes_the_error_is_ours(file: Path) -> None:
         flipped[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
         damaged.append(bytes(flipped))
     refused = 0
-    for each in damaged:
-        file.write_bytes(each)
+    for content in damaged:
+        file.write_bytes(content)
         try:
             assert tf_common.read_state(str(file)).latest
         except CkpttoolError:
@@ -143,10 +143,10 @@ def exchange(folder: Path) -> None:
     """In TensorFlow's process: read what we wrote, write what we read."""
     import tensorflow as tf
 
-    ours = tf.train.get_checkpoint_state(str(folder / "ours"))
-    told = [ours.model_checkpoint_path, *ours.all_model_checkpoint_paths]
+    own_state = tf.train.get_checkpoint_state(str(folder / "ours"))
+    record = [own_state.model_checkpoint_path, *own_state.all_model_checkpoint_paths]
     (folder / "told.json").write_text(
-        json.dumps({"names": told, "times": list(ours.all_model_checkpoint_timestamps)})
+        json.dumps({"names": record, "times": list(own_state.all_model_checkpoint_timestamps)})
     )
     names = ["/x/" + name for name in NAMES]
     tf.compat.v1.train.update_checkpoint_state(
@@ -161,10 +161,10 @@ def test_tensorflow_agrees(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     names = tuple(f"/x/{name}" for name in NAMES)
     times = tuple(1e9 + n / 3 for n in range(len(names)))
-    ours = CheckpointState(names[0], names, times)
-    (tmp_path / "ours" / "checkpoint").write_bytes(tf_common.encode_state(ours))
+    own_state = CheckpointState(names[0], names, times)
+    (tmp_path / "ours" / "checkpoint").write_bytes(tf_common.encode_state(own_state))
     tensorflow_child.run(__file__, "exchange", tmp_path)
-    told = json.loads((tmp_path / "told.json").read_text())
-    assert told == {"names": [names[0], *names], "times": list(times)}
-    theirs = tf_common.read_state(str(tmp_path / "theirs" / "checkpoint"))
-    assert theirs[:3] == (names[-1], names, (1.25,) * len(names))
+    record = json.loads((tmp_path / "told.json").read_text())
+    assert record == {"names": [names[0], *names], "times": list(times)}
+    other_state = tf_common.read_state(str(tmp_path / "theirs" / "checkpoint"))
+    assert other_state[:3] == (names[-1], names, (1.25,) * len(names))

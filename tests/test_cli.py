@@ -65,18 +65,18 @@ REFUSED: dict[str, list[object]] = {
 def test_every_command_is_run_as_a_process() -> None:
     from ckpttool.cli.app import COMMANDS
 
-    assert {each.name for each in COMMANDS} == set(ANSWERED)
+    assert {command.name for command in COMMANDS} == set(ANSWERED)
 
 
 def both_ways(folder: Path, *arguments: object) -> tuple[Ran, Ran]:
     """Run a command as a process and in this one; assert that both print the same, and return what."""
     ran = []
     for run in (ckpttool, in_process):
-        place = folder / run.__name__
-        place.mkdir()
-        ran.append(run(*arguments, cwd=place))
+        working_folder = folder / run.__name__
+        working_folder.mkdir()
+        ran.append(run(*arguments, cwd=working_folder))
     # Times and speeds differ from run to run, and so do widths; a process is told its program's name.
-    one, other = (re.sub(r"[\d.,]+|python -m (?=ckpttool)|\s+", " ", each.out).split() for each in ran)
+    one, other = (re.sub(r"[\d.,]+|python -m (?=ckpttool)|\s+", " ", process.out).split() for process in ran)
     assert one == other
     assert (ran[0].status, ran[0].err) == (ran[1].status, ran[1].err)
     return ran[0], ran[1]
@@ -190,19 +190,19 @@ def test_the_tree_fits_a_terminal_and_has_no_colour_in_a_pipe() -> None:
 
 def on_a_terminal(*words: str) -> str:
     """Return what a successful command prints on a terminal of 80 columns."""
-    ours, theirs = pty.openpty()
+    master, terminal = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "TERM": "xterm-256color"}
     environment.pop("NO_COLOR", None)
     with subprocess.Popen(
-        (sys.executable, "-m", "ckpttool", *words), stdout=theirs, env=environment
+        (sys.executable, "-m", "ckpttool", *words), stdout=terminal, env=environment
     ) as process:
-        os.close(theirs)
+        os.close(terminal)
         shown = b""
         # Linux says EIO where the last writer is gone.
         with contextlib.suppress(OSError):
-            while piece := os.read(ours, 1 << 16):
+            while piece := os.read(master, 1 << 16):
                 shown += piece
-        os.close(ours)
+        os.close(master)
     assert process.returncode == 0
     return shown.decode()
 
@@ -337,12 +337,12 @@ def bad_inputs(folder: Path) -> dict[str, Path]:
     index, data = (Path(f"{TF_SAMPLE}{end}").read_bytes() for end in (".index", ".data-00000-of-00001"))
 
     def bundle(name: str, index: bytes, data: bytes | None) -> None:
-        place = folder / name.replace(" ", "-")
-        place.mkdir()
-        (place / "c.index").write_bytes(index)
+        target = folder / name.replace(" ", "-")
+        target.mkdir()
+        (target / "c.index").write_bytes(index)
         if data is not None:
-            (place / "c.data-00000-of-00001").write_bytes(data)
-        cases[name] = place / "c"
+            (target / "c.data-00000-of-00001").write_bytes(data)
+        cases[name] = target / "c"
 
     bundle("cut index", index[: len(index) // 2], data)
     bundle("wrong magic", index[:-8] + bytes(8), data)
@@ -505,8 +505,8 @@ def test_a_folder_of_folders_offers_what_is_nearest_and_follows_no_link(tmp_path
         shutil.copy(TORCH_SAMPLE, folder / "agent.pt")
     assert in_process("inspect", "runs", "--json", cwd=tmp_path).json()["path"] == "runs/td3/seed0/agent.pt"
     assert in_process("doctor", "runs", cwd=tmp_path).err == "using runs/td3/seed0/agent.pt\n"
-    found = in_process("check", "runs", "--json", cwd=tmp_path).json()["checkpoints"]
-    assert [each["path"] for each in found] == ["runs/td3/seed0/agent.pt", "runs/td3/seed0/later/agent.pt"]
+    checked = in_process("check", "runs", "--json", cwd=tmp_path).json()["checkpoints"]
+    assert [row["path"] for row in checked] == ["runs/td3/seed0/agent.pt", "runs/td3/seed0/later/agent.pt"]
 
 
 @pytest.mark.parametrize(
@@ -645,7 +645,7 @@ def test_records_of_a_document_are_written_as_their_objects(
     assert not made
 
 
-@pytest.mark.parametrize("command", [each.name for each in app.COMMANDS])
+@pytest.mark.parametrize("command", [command.name for command in app.COMMANDS])
 def test_the_short_help_is_one_screen_with_every_option(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

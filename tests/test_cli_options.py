@@ -79,9 +79,9 @@ def app(calls: list[Call]) -> typer.Typer:
         calls.append((path, speed, names, quiet))
         return 0
 
-    made = typer.Typer()
-    made.command()(takes_panels(train))
-    return made
+    typer_app = typer.Typer()
+    typer_app.command()(takes_panels(train))
+    return typer_app
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_help_ends_where_the_explanation_for_the_reference_begins(run: Callable[
 def test_the_reference_shows_the_whole_explanation_of_options(record: type) -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").replace("\\", "")
     meanings = {name: meaning.split() for name, _, meaning in ENTRY.findall(inspect.getdoc(record) or "")}
-    assert {each.name for each in fields(record)} == {*meanings}
+    assert {item.name for item in fields(record)} == {*meanings}
     assert sum(" ".join(words).count(". ") for words in meanings.values()) > 5
     assert not [name for name, words in meanings.items() if " ".join(words).rstrip(".") not in page]
 
@@ -183,16 +183,16 @@ def test_two_panels_with_one_option_are_refused() -> None:
 
 _MANY_OPTIONS = 10
 _HELP_WIDTH = 60
-_COMMANDS = [pytest.param(each, id=each.name) for each in COMMANDS]
+_COMMANDS = [pytest.param(command, id=command.name) for command in COMMANDS]
 
 
 def options(command: CommandEntry) -> list[Any]:
-    return [each for each in command.parser().params if each.param_type_name == "option"]
+    return [param for param in command.parser().params if param.param_type_name == "option"]
 
 
 @pytest.mark.parametrize("command", _COMMANDS)
 def test_a_command_with_many_options_shows_them_in_panels(command: CommandEntry) -> None:
-    titles = [each.rich_help_panel for each in options(command)]
+    titles = [option.rich_help_panel for option in options(command)]
     if len(titles) > _MANY_OPTIONS:
         # What every command has stays under "Options": --json, --quiet, and one or two more.
         assert sum(title is None for title in titles) <= 4, titles
@@ -202,16 +202,16 @@ def test_a_command_with_many_options_shows_them_in_panels(command: CommandEntry)
 @pytest.mark.parametrize("command", _COMMANDS)
 def test_help_of_an_option_is_a_short_phrase(command: CommandEntry) -> None:
     assert len(command.summary) <= _HELP_WIDTH
-    for each in command.parser().params:
-        assert each.help, each.name
-        assert len(each.help) <= _HELP_WIDTH, each.help
+    for param in command.parser().params:
+        assert param.help, param.name
+        assert len(param.help) <= _HELP_WIDTH, param.help
 
 
 def test_help_of_the_options_of_the_program_is_a_short_phrase() -> None:
     group = typer.main.get_command(program)
-    found = group.get_params(typer.Context(group))
-    assert {each.name for each in found} >= {"version", "limit", "show_completion"}
-    assert not [each.name for each in found if not each.help or len(each.help) > _HELP_WIDTH]
+    params = group.get_params(typer.Context(group))
+    assert {param.name for param in params} >= {"version", "limit", "show_completion"}
+    assert not [param.name for param in params if not param.help or len(param.help) > _HELP_WIDTH]
 
 
 def test_options_without_docstrings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,8 +230,8 @@ def test_functions_of_the_command_line_are_small() -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef):
                 assert (node.end_lineno or 0) - node.lineno < 80, (file.name, node.name)
-                given = node.args
-                assert len([*given.posonlyargs, *given.args, *given.kwonlyargs]) <= 8, (file.name, node.name)
+                args = node.args
+                assert len([*args.posonlyargs, *args.args, *args.kwonlyargs]) <= 8, (file.name, node.name)
 
 
 def test_only_the_command_that_is_chosen_is_imported() -> None:
@@ -247,19 +247,19 @@ def test_only_the_command_that_is_chosen_is_imported() -> None:
         )
         return set(done.stderr.split())
 
-    own = {f"ckpttool.cli{each}" for each in ("", ".app", ".console", ".panels", ".progress", ".styles")}
+    own = {f"ckpttool.cli{ending}" for ending in ("", ".app", ".console", ".panels", ".progress", ".styles")}
     for words in (("--version",), ("--help",)):
-        found = imported(*words)
-        assert {name for name in found if not name.startswith(("ckpttool.core", "ckpttool.version"))} == own
-    found = {name for name in imported("eval", "--help") if name.startswith("ckpttool.cli")}
+        modules = imported(*words)
+        assert {name for name in modules if not name.startswith(("ckpttool.core", "ckpttool.version"))} == own
+    modules = {name for name in imported("eval", "--help") if name.startswith("ckpttool.cli")}
     chosen = ("columns", "completion", "evaluate", "next_steps", "parameters", "tables")
-    assert found == own | {f"ckpttool.cli.{each}" for each in chosen}
+    assert modules == own | {f"ckpttool.cli.{name}" for name in chosen}
 
 
 def test_plain_help_has_the_same_titles() -> None:
     ran = in_process("eval", "--help", env={"TERM": "dumb", "COLUMNS": "80"})
     text = ran.out
-    (command,) = (each for each in COMMANDS if each.name == "eval")
+    (command,) = (command for command in COMMANDS if command.name == "eval")
     parser = command.parser()
     with typer._click.core.Context(parser, info_name="eval") as context:
         formatter = context.make_formatter()

@@ -36,19 +36,19 @@ def slow_interval(scores: list[float], statistic: str, resamples: int, seed: int
     """Draw one score at a time, as StratifiedBootstrap of rliable/library.py does for one task."""
     rows = sorted(scores)
     random = np.random.default_rng(seed)
-    found = []
+    means = []
     for _ in range(resamples):
         drawn = [rows[random.integers(len(rows))] for _ in rows]
-        found.append(np.mean(drawn) if statistic == "mean" else statistics.iqm(drawn))
-    return float(np.percentile(found, 2.5)), float(np.percentile(found, 97.5))
+        means.append(np.mean(drawn) if statistic == "mean" else statistics.iqm(drawn))
+    return float(np.percentile(means, 2.5)), float(np.percentile(means, 97.5))
 
 
 @pytest.mark.parametrize("statistic", ["mean", "iqm"])
 @given(scores=RUNS)
 def test_runs_are_resampled_with_replacement(scores: list[float], statistic: str) -> None:
-    found = estimate_over_runs(scores, statistic, resamples=20, seed=5)
-    assert found.value == pytest.approx(np.mean(scores) if statistic == "mean" else statistics.iqm(scores))
-    assert found.ci95 == pytest.approx(slow_interval(scores, statistic, 20, 5), abs=1e-9)
+    estimate = estimate_over_runs(scores, statistic, resamples=20, seed=5)
+    assert estimate.value == pytest.approx(np.mean(scores) if statistic == "mean" else statistics.iqm(scores))
+    assert estimate.ci95 == pytest.approx(slow_interval(scores, statistic, 20, 5), abs=1e-9)
 
 
 REFEREES = {
@@ -74,24 +74,24 @@ def test_scipy_computes_the_same_intervals(statistic: str, runs: int) -> None:
     stats = pytest.importorskip("scipy.stats", exc_type=ImportError)
     random = np.random.default_rng(runs)
     samples = [random.normal(0, 50, runs).round(), random.normal(10, 50, runs + 1).round()]
-    given = [np.sort(each) for each in samples[: 2 if statistic in ("difference", "improvement") else 1]]
+    args = [np.sort(sample) for sample in samples[: 2 if statistic in ("difference", "improvement") else 1]]
     referee = REFEREES[statistic](stats)
     expected = stats.bootstrap(
-        given, referee, n_resamples=10_000, method="percentile", rng=np.random.default_rng(11)
+        args, referee, n_resamples=10_000, method="percentile", rng=np.random.default_rng(11)
     ).confidence_interval
-    found = OURS[statistic](*given)
-    assert found.value == pytest.approx(float(referee(*given, axis=-1)))
-    assert found.ci95 == pytest.approx((expected.low, expected.high), abs=1e-9)
+    estimate = OURS[statistic](*args)
+    assert estimate.value == pytest.approx(float(referee(*args, axis=-1)))
+    assert estimate.ci95 == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
 @given(SCORES, SCORES)
 def test_improvement_is_the_share_of_pairs_won(a: list[float], b: list[float]) -> None:
     won = [1.0 if x > y else 0.5 if x == y else 0.0 for x, y in product(a, b)]
-    found = probability_of_improvement(a, b, resamples=50)
-    assert found.value == pytest.approx(np.mean(won))
-    assert probability_of_improvement(b, a, resamples=50).value == pytest.approx(1 - found.value)
-    if found.ci95 is not None:
-        assert 0 <= found.ci95[0] <= found.ci95[1] <= 1
+    estimate = probability_of_improvement(a, b, resamples=50)
+    assert estimate.value == pytest.approx(np.mean(won))
+    assert probability_of_improvement(b, a, resamples=50).value == pytest.approx(1 - estimate.value)
+    if estimate.ci95 is not None:
+        assert 0 <= estimate.ci95[0] <= estimate.ci95[1] <= 1
 
 
 def test_improvement_by_hand() -> None:
@@ -110,12 +110,12 @@ def test_every_resample_is_a_share_of_pairs() -> None:
 @pytest.mark.parametrize("of", [probability_of_improvement, difference_of_means])
 def test_both_sides_are_drawn_on_their_own(of: object) -> None:
     a, b = [1.0, 4.0, 6.0], [2.0, 3.0, 9.0, 9.5]
-    random, found = np.random.default_rng(7), []
+    random, differences = np.random.default_rng(7), []
     for _ in range(300):
         x, y = np.array(a)[random.integers(3, size=3)], np.array(b)[random.integers(4, size=4)]
         pairs = (x[:, None] > y).mean()
-        found.append(pairs if of is probability_of_improvement else x.mean() - y.mean())
-    slow = np.percentile(found, [2.5, 97.5])
+        differences.append(pairs if of is probability_of_improvement else x.mean() - y.mean())
+    slow = np.percentile(differences, [2.5, 97.5])
     fast = of(a, b, resamples=20_000).ci95
     assert fast == pytest.approx(tuple(slow), abs=0.8 if of is difference_of_means else 0.12)
 
@@ -170,31 +170,31 @@ def test_aggregates_are_those_of_rliable(statistic: str, runs: int, environments
     stats = pytest.importorskip("scipy.stats")
     random = np.random.default_rng(runs)
     scores = random.normal(0.7, 0.4, (runs, environments))
-    found = statistics.aggregate_runs(strata(scores), statistic, seed=3)
+    estimate = statistics.aggregate_runs(strata(scores), statistic, seed=3)
     of = AGGREGATES[statistic]
-    assert found.value == pytest.approx(of(stats, scores))
+    assert estimate.value == pytest.approx(of(stats, scores))
     # StratifiedBootstrap draws the indices of the runs for each environment separately.
     columns = np.arange(environments)
     drawn = [of(stats, scores[random.integers(runs, size=(runs, environments)), columns]) for _ in range(500)]
-    assert found.ci95 == pytest.approx(tuple(np.percentile(drawn, [2.5, 97.5])), abs=0.15 * np.ptp(drawn))
+    assert estimate.ci95 == pytest.approx(tuple(np.percentile(drawn, [2.5, 97.5])), abs=0.15 * np.ptp(drawn))
 
 
 def test_strata_are_not_mixed() -> None:
     # A plain bootstrap over all eight runs would give an interval; within an environment nothing varies.
     constant = [np.full(4, 0.0), np.full(4, 1.0)]
     for statistic in statistics.AGGREGATES:
-        found = statistics.aggregate_runs(constant, statistic)
-        assert found.ci95 == (found.value, found.value) == (0.5, 0.5)
+        estimate = statistics.aggregate_runs(constant, statistic)
+        assert estimate.ci95 == (estimate.value, estimate.value) == (0.5, 0.5)
 
 
 def test_environments_count_equally_and_by_hand() -> None:
     # Means of the environments 0.2, 0.5, 2; pooled 0, 0.2, 0.4, 0.5, 1, 3 without floor(6 / 4) at each end.
-    found = [[0.0, 0.2, 0.4], [0.5], [3.0, 1.0]]
-    values = {each: statistics.aggregate_runs(found, each).value for each in statistics.AGGREGATES}
+    constants = [[0.0, 0.2, 0.4], [0.5], [3.0, 1.0]]
+    values = {item: statistics.aggregate_runs(constants, item).value for item in statistics.AGGREGATES}
     assert values == pytest.approx(
         {"mean": 0.9, "median": 0.5, "iqm": 2.1 / 4, "optimality_gap": 1 - (0.6 + 0.5 + 2) / 6}
     )
-    assert statistics.aggregate_runs(found, "mean").ci95 is None, "one environment has a single run"
+    assert statistics.aggregate_runs(constants, "mean").ci95 is None, "one environment has a single run"
 
 
 def test_improvement_is_averaged_over_environments() -> None:
@@ -202,10 +202,10 @@ def test_improvement_is_averaged_over_environments() -> None:
     random = np.random.default_rng(6)
     a, b = random.integers(0, 6, (5, 3)).astype(float), random.integers(0, 6, (4, 3)).astype(float)
     wins = [stats.mannwhitneyu(x, y).statistic / 20 for x, y in zip(a.T, b.T, strict=True)]
-    found = statistics.stratified_improvement(strata(a), strata(b))
-    assert found.value == pytest.approx(np.mean(wins))
-    assert found.ci95 is not None
-    assert found.ci95[0] < found.value < found.ci95[1]
+    estimate = statistics.stratified_improvement(strata(a), strata(b))
+    assert estimate.value == pytest.approx(np.mean(wins))
+    assert estimate.ci95 is not None
+    assert estimate.ci95[0] < estimate.value < estimate.ci95[1]
     same = statistics.stratified_improvement(strata(a), strata(a))
     assert same.value == 0.5
 
@@ -214,16 +214,16 @@ def test_a_profile_is_the_share_of_runs_above() -> None:
     random = np.random.default_rng(8)
     scores = random.normal(0.5, 0.3, (6, 4))
     taus = np.linspace(-0.2, 1.2, 15)
-    found = statistics.performance_profile(strata(scores), taus, seed=2)
-    np.testing.assert_allclose(found.share, [np.mean(scores > tau) for tau in taus])
+    profile = statistics.performance_profile(strata(scores), taus, seed=2)
+    np.testing.assert_allclose(profile.share, [np.mean(scores > tau) for tau in taus])
     drawn = []
     for _ in range(3000):
         sample = scores[random.integers(6, size=(6, 4)), np.arange(4)]
         drawn.append([np.mean(sample > tau) for tau in taus])
-    assert found.low is not None
-    assert found.high is not None
+    assert profile.low is not None
+    assert profile.high is not None
     np.testing.assert_allclose(
-        [found.low, found.high], np.percentile(drawn, [2.5, 97.5], axis=0), atol=1.01 / 24
+        [profile.low, profile.high], np.percentile(drawn, [2.5, 97.5], axis=0), atol=1.01 / 24
     )
     assert statistics.performance_profile([[1.0]], [1.0, 0.0]).document() == {
         "share": [0.0, 1.0],
@@ -244,7 +244,7 @@ def slow_mean(values: list[float]) -> float:
 def slow_aggregates(runs: Runs) -> dict[str, float]:
     """Return the aggregates of section 4.3 for lists of scores, one list per environment."""
     means = sorted(map(slow_mean, runs))
-    pooled = sorted(score for each in runs for score in each)
+    pooled = sorted(score for run in runs for score in run)
     middle = len(means) // 2
     cut = int(0.25 * len(pooled))
     return {
@@ -258,8 +258,8 @@ def slow_aggregates(runs: Runs) -> dict[str, float]:
 def slow_improvement(a: Runs, b: Runs) -> float:
     """Return the mean over environments of the share of pairs won, ties counting half."""
     shares = []
-    for ours, theirs in zip(a, b, strict=True):
-        won = [1.0 if x > y else 0.5 if x == y else 0.0 for x, y in product(ours, theirs)]
+    for first, second in zip(a, b, strict=True):
+        won = [1.0 if x > y else 0.5 if x == y else 0.0 for x, y in product(first, second)]
         shares.append(slow_mean(won))
     return slow_mean(shares)
 
@@ -268,7 +268,7 @@ def random_runs(random: Random, *, environments: int, few: bool, ties: bool) -> 
     """Return scores of unequal numbers of runs, negative ones and ones above 1 too."""
     counts = [1 if few else random.randint(2, 9) for _ in range(environments)]
     scores = [[random.gauss(0.6, 0.5) for _ in range(count)] for count in counts]
-    return [[round(score, 1) for score in each] for each in scores] if ties else scores
+    return [[round(score, 1) for score in environment] for environment in scores] if ties else scores
 
 
 @pytest.mark.parametrize("number", range(20))
@@ -278,23 +278,23 @@ def test_the_formulas_of_the_paper(number: int) -> None:
     shape = {"environments": 1 if number % 5 == 0 else random.randint(2, 6), "few": number % 4 == 3}
     a, b = (random_runs(random, ties=number % 2 == 0, **shape) for _ in range(2))
     for statistic, expected in slow_aggregates(a).items():
-        found = statistics.aggregate_runs(a, statistic, resamples=400, seed=number)
-        assert found.value == pytest.approx(expected, abs=1e-12)
-        assert (found.ci95 is None) == (min(map(len, a)) < 2)
-        if found.ci95 is not None:
+        estimate = statistics.aggregate_runs(a, statistic, resamples=400, seed=number)
+        assert estimate.value == pytest.approx(expected, abs=1e-12)
+        assert (estimate.ci95 is None) == (min(map(len, a)) < 2)
+        if estimate.ci95 is not None:
             drawn = [
-                slow_aggregates([random.choices(each, k=len(each)) for each in a])[statistic]
+                slow_aggregates([random.choices(scores, k=len(scores)) for scores in a])[statistic]
                 for _ in range(400)
             ]
             ends = tuple(np.percentile(drawn, [2.5, 97.5]))
-            assert found.ci95 == pytest.approx(ends, abs=0.3 * np.ptp(drawn) + 1e-12)
+            assert estimate.ci95 == pytest.approx(ends, abs=0.3 * np.ptp(drawn) + 1e-12)
     assert statistics.stratified_improvement(a, b, resamples=50).value == pytest.approx(
         slow_improvement(a, b), abs=1e-12
     )
     difference = slow_aggregates(a)["mean"] - slow_aggregates(b)["mean"]
     assert statistics.stratified_difference(a, b, resamples=50).value == pytest.approx(difference, abs=1e-12)
     taus = [-0.5, 0.0, 0.3, 0.6, 1.2]
-    pooled = [score for each in a for score in each]
+    pooled = [score for scores in a for score in scores]
     shares = [sum(score > tau for score in pooled) / len(pooled) for tau in taus]
     assert statistics.performance_profile(a, taus, resamples=50).share.tolist() == pytest.approx(shares)
 

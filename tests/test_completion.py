@@ -65,16 +65,16 @@ def beginning(letter: str) -> list[str]:
 
 
 def test_bash_completes(home: dict[str, str]) -> None:
-    said = run("bash", f'eval "$(ckpttool --show-completion)"{BASH}', home).splitlines()
+    lines = run("bash", f'eval "$(ckpttool --show-completion)"{BASH}', home).splitlines()
     # Where we offer nothing bash offers files: a PATH is completed as ever.
-    assert shlex.split(said[0]) == ["complete", "-o", "default", "-F", "_ckpttool_completion", "ckpttool"]
-    assert said[1] == "inspect"
-    assert sorted(said[2].split()) == beginning("s")
+    assert shlex.split(lines[0]) == ["complete", "-o", "default", "-F", "_ckpttool_completion", "ckpttool"]
+    assert lines[1] == "inspect"
+    assert sorted(lines[2].split()) == beginning("s")
 
 
 def test_fish_completes(home: dict[str, str]) -> None:
-    said = run("fish", f"ckpttool --show-completion | source\n{FISH}", home).splitlines()
-    words = [line.split("\t")[0] for line in said]
+    lines = run("fish", f"ckpttool --show-completion | source\n{FISH}", home).splitlines()
+    words = [line.split("\t")[0] for line in lines]
     assert words[0] == "inspect"
     assert sorted(words[1:]) == beginning("s")
 
@@ -105,8 +105,8 @@ def test_another_shell_is_refused() -> None:
 
 def offered(*words: str) -> list[str]:
     """Return what is offered for the last of the words, as bash asks for it."""
-    asked = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
-    ran = in_process(env={"_CKPTTOOL_COMPLETE": "complete_bash", **asked})
+    variables = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    ran = in_process(env={"_CKPTTOOL_COMPLETE": "complete_bash", **variables})
     assert ran.status == 0, ran.err
     return ran.out.split()
 

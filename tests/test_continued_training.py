@@ -75,7 +75,7 @@ def resumed_in_keras(folder: Path) -> dict[str, Any]:
     import tensorflow as tf
 
     sys.path.insert(0, str(ROOT / "tests"))
-    found: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
     for name, case in CASES.items():
         target = str(folder / f"to-keras-{name}") + (".weights.h5" if FORMS[name] == "keras" else "-1")
         done = _fill(str(folder / f"torch-{name}.pt"), target, FORMS[name], case, "keras")
@@ -93,10 +93,10 @@ def resumed_in_keras(folder: Path) -> dict[str, Any]:
             optimizer = keras_optimizer(case, model)
             load_into(model, str(folder / f"torch-{name}.pt"), optimizer=optimizer)
             note_steps(folder, f"into-keras-{name}", model, optimizer, "keras")
-        found[name] = {"load": list(done.load), "notes": list(done.report.notes)}
+        outcomes[name] = {"load": list(done.load), "notes": list(done.report.notes)}
     for name, case in {**LOST, **PARTIAL}.items():
-        found[name] = _followed_in_keras(folder, name, case)
-    return found
+        outcomes[name] = _followed_in_keras(folder, name, case)
+    return outcomes
 
 
 # Settings that Keras's optimizer does not have.
@@ -144,8 +144,8 @@ def trained_in_torch(folder: Path) -> None:
         model = torch_model(case.dtype)
         optimizer = torch_optimizer(case, model)
         torch_steps(model, optimizer, TRAINED)
-        held = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(held, folder / f"torch-{name}.pt")
+        states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(states, folder / f"torch-{name}.pt")
         note_steps(folder, f"torch-{name}", model, optimizer, "torch")
     for name, case in {**LOST, **PARTIAL}.items():
         torch.manual_seed(6)
@@ -153,8 +153,8 @@ def trained_in_torch(folder: Path) -> None:
         model.head.requires_grad_(name != "partial")
         optimizer = torch_optimizer(case, model)
         torch_steps(model, optimizer, TRAINED)
-        held = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(held, folder / f"torch-{name}.pt")
+        states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(states, folder / f"torch-{name}.pt")
         note_steps(folder, f"torch-{name}", model, optimizer, "torch")
 
 
@@ -162,17 +162,17 @@ def trained_in_torch(folder: Path) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of both frameworks' checkpoints and updates, and of the resumed runs in Keras."""
     tensorflow_child.require("tensorflow", "torch")
-    place = tmp_path_factory.mktemp("continued")
-    trained_in_torch(place)
-    tensorflow_child.run_each(__file__, {"trained_in_keras": place, "resumed_in_keras": place})
-    return place
+    path = tmp_path_factory.mktemp("continued")
+    trained_in_torch(path)
+    tensorflow_child.run_each(__file__, {"trained_in_keras": path, "resumed_in_keras": path})
+    return path
 
 
 def test_the_lines_that_load_create_the_optimizer(folder: Path) -> None:
-    found = json.loads((folder / "resumed_in_keras.json").read_text())
+    outcomes = json.loads((folder / "resumed_in_keras.json").read_text())
     for name in CASES:
-        assert found[name]["load"][0].startswith(f"optimizer = keras.optimizers.{CASES[name].keras}(")
-        lines = found[name]["load"]
+        assert outcomes[name]["load"][0].startswith(f"optimizer = keras.optimizers.{CASES[name].keras}(")
+        lines = outcomes[name]["load"]
         if CASES[name].masked:
             assert lines.pop(1).startswith("optimizer.exclude_from_weight_decay([model.weights[1], ")
         assert lines[1] == "optimizer.build(model.trainable_variables)"
@@ -182,8 +182,8 @@ def test_the_lines_that_load_create_the_optimizer(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", LOST)
 def test_a_setting_that_keras_lacks_decides(name: str, folder: Path) -> None:
-    found = json.loads((folder / "resumed_in_keras.json").read_text())
-    assert found[name]["decides"] == ["setting"]
+    outcomes = json.loads((folder / "resumed_in_keras.json").read_text())
+    assert outcomes[name]["decides"] == ["setting"]
 
 
 @pytest.mark.parametrize("name", PARTIAL)
@@ -208,11 +208,11 @@ def test_torch_continues_as_keras_does(name: str, folder: Path) -> None:
     # TensorFlow's checkpoints contain none of the settings that are no variables.
     stated = [] if FORMS[name] == "keras" else [f"optimizer/{k}={str(v).lower()}" for k, v in _unstored(case)]
     _fill(str(folder / f"keras-{name}{ending}"), str(target), "torch", case, "torch", optimizer=stated)
-    held = torch.load(target, weights_only=True)
+    states = torch.load(target, weights_only=True)
     model = torch_model(case.dtype)
     optimizer = torch_optimizer(case, model)
-    model.load_state_dict(held["model"])
-    optimizer.load_state_dict(held["optimizer"])
+    model.load_state_dict(states["model"])
+    optimizer.load_state_dict(states["optimizer"])
     note_steps(folder, f"to-torch-{name}", model, optimizer, "torch")
     _require_equal_updates(folder, f"keras-{name}", f"to-torch-{name}", case)
 
@@ -242,5 +242,5 @@ def test_a_live_torch_optimizer_continues(name: str, folder: Path) -> None:
 
 
 def _require_equal_updates(folder: Path, source: str, target: str, case: OptimizerCase) -> None:
-    found = [update_error(folder, source, target, count) for count in STEPS]
-    assert max(found) <= case.limit
+    errors = [update_error(folder, source, target, count) for count in STEPS]
+    assert max(errors) <= case.limit

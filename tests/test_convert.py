@@ -59,7 +59,7 @@ def converted(tmp_path: Path) -> Path:
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
     tree = open_checkpoint(str(path)).tree
-    return {tree.names[at]: found.array() for at, found in tree.tensors()}
+    return {tree.names[at]: result.array() for at, result in tree.tensors()}
 
 
 def test_every_weight_is_the_same_bits_after_its_transpose(converted: Path) -> None:
@@ -80,22 +80,22 @@ def test_every_moment_lies_with_its_weight(converted: Path) -> None:
     torch_order = {
         network: [n for n in after if n.startswith(f"{network}/")] for network in ("actor", "critic")
     }
-    moments = [(path, found) for path, found in source.tensors() if found.role == "slot"]
+    moments = [(path, result) for path, result in source.tensors() if result.role == "slot"]
     assert len(moments) == 36
-    for path, found in moments:
-        assert found.of is not None
-        owner = source.names[found.of].removeprefix("policy/").replace("kernel", "weight")
+    for path, result in moments:
+        assert result.of is not None
+        owner = source.names[result.of].removeprefix("policy/").replace("kernel", "weight")
         network = owner.split("/")[0]
         number = torch_order[network].index(owner)
-        name = {"m": "exp_avg", "v": "exp_avg_sq"}[str(found.slot)]
+        name = {"m": "exp_avg", "v": "exp_avg_sq"}[str(result.slot)]
         there = after[f"{network}_optimizer/state/{number}/{name}"]
-        expected = found.array().T if owner.endswith("weight") else found.array()
+        expected = result.array().T if owner.endswith("weight") else result.array()
         np.testing.assert_array_equal(there, expected, err_msg=source.names[path], strict=True)
 
 
 def test_counters_and_hyperparameters_arrive(converted: Path) -> None:
     tree = open_checkpoint(str(converted)).tree
-    values = {tree.names[path]: found.value for path, found in tree.plain()}
+    values = {tree.names[path]: result.value for path, result in tree.plain()}
     assert (values["total_it"], values["save_counter"]) == (14000, 6)
     group = "actor_optimizer/param_groups/0"
     assert values[f"{group}/lr"] == float(np.float32(1e-3))
@@ -228,7 +228,7 @@ def test_a_lost_moment_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     original = open_checkpoint(str(TF_SAMPLE))
     lost = next(p for p, f in original.tree.tensors() if f.role == "slot" and f.slot == "v")
-    rest = {path: found for path, found in original.tree.items() if path != lost}
+    rest = {path: result for path, result in original.tree.items() if path != lost}
     monkeypatch.setattr(op, "open_checkpoint", lambda _: replace(original, path="x", tree=Tree(rest)))
     done = convert("x", str(tmp_path / "agent.pt"))
     assert len(done.report.missing) == 1
@@ -518,7 +518,7 @@ def test_a_suffix_of_another_target_is_refused() -> None:
             assert targets.infer_target_word(target, None) != word
         else:
             formats = {
-                targets.TARGETS[each].format for each in (chosen, targets._SUFFIXES[suffix]) if each != "onnx"
+                targets.TARGETS[name].format for name in (chosen, targets._SUFFIXES[suffix]) if name != "onnx"
             }
             assert len(formats) <= 1
     assert 2 * refusals > len(targets._SUFFIXES) * len(words)
@@ -530,9 +530,9 @@ def test_a_suffix_of_another_target_is_refused() -> None:
 @pytest.mark.torch
 def test_torch_loads_it_strictly_and_trains_on(converted: Path) -> None:
     torch = pytest.importorskip("torch")
-    found = torch.load(converted, weights_only=True)
-    assert type(found["actor"]["l1.weight"]) is torch.Tensor  # a state_dict holds no Parameters
-    assert list(found) == [
+    states = torch.load(converted, weights_only=True)
+    assert type(states["actor"]["l1.weight"]) is torch.Tensor  # a state_dict holds no Parameters
+    assert list(states) == [
         "actor", "actor_target", "critic", "critic_target",
         "actor_optimizer", "critic_optimizer", "total_it", "save_counter",
     ]  # fmt: skip
@@ -546,11 +546,11 @@ def test_torch_loads_it_strictly_and_trains_on(converted: Path) -> None:
     critic = torch.nn.Module()
     critic.q1, critic.q2 = mlp(4, 1), mlp(4, 1)
     for module, name in ((mlp(3, 1), "actor"), (critic, "critic"), (critic, "critic_target")):
-        module.load_state_dict(found[name], strict=True)
+        module.load_state_dict(states[name], strict=True)
     actor = mlp(3, 1)
-    actor.load_state_dict(found["actor"])
+    actor.load_state_dict(states["actor"])
     optimizer = torch.optim.Adam(actor.parameters())
-    optimizer.load_state_dict(found["actor_optimizer"])
+    optimizer.load_state_dict(states["actor_optimizer"])
     moments = optimizer.state[actor.l2.weight]
     assert moments["step"].item() == 7000
     assert moments["exp_avg"].shape == actor.l2.weight.shape
@@ -561,9 +561,9 @@ def test_torch_loads_it_strictly_and_trains_on(converted: Path) -> None:
 
 def test_leaves_keep_their_identity_in_the_canonical_tree() -> None:
     agent = restore_agent(str(TF_SAMPLE))
-    found = agent.tree[attr("actor"), *attributes("0/kernel")]
-    assert isinstance(found, Leaf)
-    assert found.shape == (3, 64)
+    kernel = agent.tree[attr("actor"), *attributes("0/kernel")]
+    assert isinstance(kernel, Leaf)
+    assert kernel.shape == (3, 64)
 
 
 @pytest.mark.parametrize("given", [None, "9"])
@@ -601,8 +601,8 @@ finally:
         [sys.executable, "-c", program, "convert", str(source), str(tmp_path / "x.pt"), "--quiet"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    found = set(json.loads(ran.stdout.splitlines()[-1]))
-    assert not found & {"tomllib", "importlib.metadata", "email", "asyncio", "ckpttool.core.remote"}
+    modules = set(json.loads(ran.stdout.splitlines()[-1]))
+    assert not modules & {"tomllib", "importlib.metadata", "email", "asyncio", "ckpttool.core.remote"}
 
 
 # Options: one record, keywords for its fields, and one table of what excludes what.
@@ -648,7 +648,7 @@ def test_options_that_exclude_each_other_are_refused_before_anything_is_read(
 
 
 def test_every_exclusion_names_fields_of_the_options() -> None:
-    known = {each.name for each in dataclasses.fields(ckpttool.ConversionOptions)}
+    known = {field.name for field in dataclasses.fields(ckpttool.ConversionOptions)}
     assert {name for rule in EXCLUSIONS for name in rule.options} <= known
 
 
@@ -656,8 +656,8 @@ def test_every_exclusion_names_fields_of_the_options() -> None:
 def test_the_target_may_be_an_option(words: tuple[str, ...], tmp_path: Path) -> None:
     """As in `eval` and `report`, whose commands are the pattern for a newcomer."""
     target = tmp_path / "out.npz"
-    given = [word.replace("DST", str(target)) for word in words]
-    assert in_process("convert", *given, TORCH_SAMPLE).status == 0
-    assert in_process("convert", TORCH_SAMPLE, target, *given).status == 2
-    assert in_process("convert", TORCH_SAMPLE, *given).status == 2
-    assert in_process("convert", TORCH_SAMPLE, *given, "--force").status == 0
+    arguments = [word.replace("DST", str(target)) for word in words]
+    assert in_process("convert", *arguments, TORCH_SAMPLE).status == 0
+    assert in_process("convert", TORCH_SAMPLE, target, *arguments).status == 2
+    assert in_process("convert", TORCH_SAMPLE, *arguments).status == 2
+    assert in_process("convert", TORCH_SAMPLE, *arguments, "--force").status == 0

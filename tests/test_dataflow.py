@@ -45,20 +45,20 @@ STAGES = {"normalize": ("affine", "affine"), "scale": ("affine",), "batch norm":
 
 def built(network: Network) -> list[str]:
     """Return the layers of a network in words; transpositions only reorder."""
-    found = []
+    names = []
     for node in network.nodes:
         match node.layer:
             case Dense(kernel, bias):
                 size = kernel.size + (0 if bias is None else bias.size)
-                found.append(f"dense {kernel.shape[1]} {size}")
+                names.append(f"dense {kernel.shape[1]} {size}")
             case Convolution(kernel, bias):
                 size = kernel.size + (0 if bias is None else bias.size)
-                found.append(f"conv {kernel.shape[3]} {size}")
+                names.append(f"conv {kernel.shape[3]} {size}")
             case Activation(name):
-                found.append(name)
+                names.append(name)
             case layer if type(layer) in NAMES:
-                found.append(NAMES[type(layer)])
-    return found
+                names.append(NAMES[type(layer)])
+    return names
 
 
 def drawn(strip: FlowStrip) -> Iterator[str]:
@@ -134,8 +134,8 @@ def test_action_maps_are_those_of_the_builder() -> None:
 
 
 def test_a_listing_needs_no_tensor_and_agrees_with_the_agent() -> None:
-    found = summary(str(TORCH_SAMPLE))
-    listed = build_listed_strips(found.binding, found.checkpoint.tree)
+    listing = summary(str(TORCH_SAMPLE))
+    listed = build_listed_strips(listing.binding, listing.checkpoint.tree)
     restored = build_agent_strips(restore_agent(str(TORCH_SAMPLE)))
     assert [(s.title, s.alike, s.parameters) for s in listed] == [
         (s.title, s.alike, s.parameters) for s in restored
@@ -144,7 +144,7 @@ def test_a_listing_needs_no_tensor_and_agrees_with_the_agent() -> None:
     assert any(strip.assumptions for strip in listed)
     assert not any(strip.assumptions for strip in restored)
     assert (
-        build_listed_strips(found.binding, found.checkpoint.tree, find_recorded_facts(found.checkpoint))
+        build_listed_strips(listing.binding, listing.checkpoint.tree, find_recorded_facts(listing.checkpoint))
         == restored
     )
 
@@ -153,14 +153,14 @@ def test_a_damaged_sidecar_does_not_stop_a_listing(tmp_path: Path) -> None:
     target = tmp_path / "agent.pt"
     target.write_bytes(TORCH_SAMPLE.read_bytes())
     (tmp_path / "agent.pt.ckpttool.json").write_text("{")
-    found = summary(str(target))
-    assert find_recorded_facts(found.checkpoint) is None
+    listing = summary(str(target))
+    assert find_recorded_facts(listing.checkpoint) is None
     assert in_process("inspect", str(target)).status == 0
 
 
 def test_lines(golden: Golden) -> None:
-    found = summary(str(TORCH_SAMPLE))
-    strips = build_listed_strips(found.binding, found.checkpoint.tree)
+    listing = summary(str(TORCH_SAMPLE))
+    strips = build_listed_strips(listing.binding, listing.checkpoint.tree)
     for width in (80, 140):
         lines = list(strip_lines(strips, width))
         assert max(map(len, lines)) <= width
@@ -170,10 +170,10 @@ def test_lines(golden: Golden) -> None:
 def test_the_command_draws_and_describes(tmp_path: Path) -> None:
     target = tmp_path / "flow.svg"
     ran = in_process("inspect", str(TORCH_SAMPLE), "--graph", str(target), "--dataflow", "--json")
-    found = json.loads(ran.out)["dataflow"]
-    assert found["file"] == str(target)
-    assert [one["title"] for one in found["networks"]] == ["actor", "critic/q1"]
-    actor = found["networks"][0]
+    flow = json.loads(ran.out)["dataflow"]
+    assert flow["file"] == str(target)
+    assert [one["title"] for one in flow["networks"]] == ["actor", "critic/q1"]
+    actor = flow["networks"][0]
     assert sum(stage["parameters"] for stage in actor["stages"]) == actor["parameters"] == 4481
     assert [stage["kind"] for stage in actor["stages"]][-3:] == ["activation", "map", "output"]
     ElementTree.parse(target)
@@ -197,9 +197,9 @@ HOSTILE = "<script>\u202e" + "a" * 200
 
 def chain(n: int, name: str = "dense") -> tuple[FlowStage, ...]:
     layers = [
-        FlowStage(*each)
+        FlowStage(*stage)
         for number in range(n)
-        for each in (("layer", name, (256 + number,), 65536), ("activation", "relu", (256 + number,)))
+        for stage in (("layer", name, (256 + number,), 65536), ("activation", "relu", (256 + number,)))
     ]
     return (FlowStage("input", "obs", (3,)), *layers, FlowStage("output", "action", (1,), detail="-2 to 2"))
 
@@ -224,9 +224,9 @@ def test_boxes_do_not_overlap(name: str) -> None:
     wide, high = float(root.attrib["width"]), float(root.attrib["height"])
     assert wide < 1300
     boxes = [
-        tuple(float(each.attrib[key]) for key in ("x", "y", "width", "height"))
-        for each in root.iter("{http://www.w3.org/2000/svg}rect")
-        if "stage" in each.attrib["class"]
+        tuple(float(box.attrib[key]) for key in ("x", "y", "width", "height"))
+        for box in root.iter("{http://www.w3.org/2000/svg}rect")
+        if "stage" in box.attrib["class"]
     ]
     edge = float(root.attrib["viewBox"].split()[0])
     wide, high = wide + edge, high + edge

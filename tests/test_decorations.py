@@ -32,9 +32,9 @@ def partly():
     """Return a network of which one layer is wrapped, twice."""
     import torch
 
-    made = network()
-    made[2] = torch.compile(torch.nn.DataParallel(made[2]))
-    return made
+    module = network()
+    module[2] = torch.compile(torch.nn.DataParallel(module[2]))
+    return module
 
 
 def wrapped():
@@ -80,13 +80,13 @@ def test_what_torchs_wrappers_add_goes_and_comes_back(tmp_path, prefix):
     module = wrapped()[prefix]
     bare = network().state_dict()
     tree = saved(tmp_path / "a.pt", {"model": module.state_dict(), "epoch": 2})
-    found = wrappers.strip_prefixes(tree)
-    assert found is not None
-    names = [str(path[-1].value) for path, _ in found.tree.tensors()]
+    stripped = wrappers.strip_prefixes(tree)
+    assert stripped is not None
+    names = [str(path[-1].value) for path, _ in stripped.tree.tensors()]
     assert next(iter(module.state_dict().keys() - {"n_averaged"})).startswith(prefix[: prefix.index(".")])
     assert [name for name in names if name != "n_averaged"] == list(bare)
-    assert versions(found.tree, (key("model"),)) == list(bare._metadata.items())
-    assert [found.tree[new] for new in found.moves] == [tree[old] for old in found.moves.values()]
+    assert versions(stripped.tree, (key("model"),)) == list(bare._metadata.items())
+    assert [stripped.tree[new] for new in stripped.moves] == [tree[old] for old in stripped.moves.values()]
 
     source, middle, back = (str(tmp_path / name) for name in ("a.pt", "b.pt", "c.pt"))
     done = ckpttool.convert(source, middle, strip=True)
@@ -104,10 +104,10 @@ def test_what_torchs_wrappers_add_goes_and_comes_back(tmp_path, prefix):
 @pytest.mark.torch
 def test_a_wrapped_layer_is_a_subtree_of_its_own(tmp_path, golden: Golden):
     tree = saved(tmp_path / "a.pt", partly().state_dict())
-    found = wrappers.strip_prefixes(tree)
-    assert found is not None
-    assert [str(path[0].value) for path in found.tree] == list(network().state_dict())
-    assert list(wrappers.restore_prefixes(found.tree, found.decorations)[0]) == list(tree)
+    stripped = wrappers.strip_prefixes(tree)
+    assert stripped is not None
+    assert [str(path[0].value) for path in stripped.tree] == list(network().state_dict())
+    assert list(wrappers.restore_prefixes(stripped.tree, stripped.decorations)[0]) == list(tree)
     (note,) = summary(str(tmp_path / "a.pt")).notes
     golden(note)
 
@@ -120,8 +120,8 @@ def test_one_name_without_the_prefix_keeps_it_for_all():
 
 def test_names_that_would_collide_are_left_alone():
     # Both would be n_averaged.
-    found = wrappers.strip_prefixes(named("n_averaged", "module.n_averaged", "module.a.w"))
-    assert found is None
+    stripped = wrappers.strip_prefixes(named("n_averaged", "module.n_averaged", "module.a.w"))
+    assert stripped is None
 
 
 def test_two_networks_of_one_file_are_judged_apart():
@@ -133,34 +133,34 @@ def test_two_networks_of_one_file_are_judged_apart():
             (key("critic"), key("m.w")): leaf,
         }
     )
-    found = wrappers.strip_to_plain_names(tree)
-    assert found is not None
-    assert [display(path) for path in found[0]] == ["actor/l/w", "critic/l/w", "critic/m/w"]
-    assert found[1][key("actor"), key("l.w")] == (key("actor"), key("module.l.w"))
-    assert wrappers.strip_to_plain_names(found[0]) is None
+    stripped = wrappers.strip_to_plain_names(tree)
+    assert stripped is not None
+    assert [display(path) for path in stripped[0]] == ["actor/l/w", "critic/l/w", "critic/m/w"]
+    assert stripped[1][key("actor"), key("l.w")] == (key("actor"), key("module.l.w"))
+    assert wrappers.strip_to_plain_names(stripped[0]) is None
 
 
 @pytest.mark.torch
 def test_lightnings_module_is_known_by_its_checkpoint(tmp_path, golden: Golden):
     import torch
 
-    held = {f"model.{name}": tensor for name, tensor in network().state_dict().items()}
+    state = {f"model.{name}": tensor for name, tensor in network().state_dict().items()}
     optimizer = torch.optim.Adam(network().parameters())
-    whole = {"epoch": 1, "pytorch-lightning_version": "2.5.0", "state_dict": held}
+    whole = {"epoch": 1, "pytorch-lightning_version": "2.5.0", "state_dict": state}
     whole["optimizer_states"] = [optimizer.state_dict()]
-    found = wrappers.strip_prefixes(saved(tmp_path / "a.ckpt", whole))
-    assert found is not None
-    assert [d.wrapped[0].segments for d in found.decorations] == [("model",)]
+    stripped = wrappers.strip_prefixes(saved(tmp_path / "a.ckpt", whole))
+    assert stripped is not None
+    assert [d.wrapped[0].segments for d in stripped.decorations] == [("model",)]
     notes = summary(str(tmp_path / "a.ckpt")).notes
     golden("\n".join(notes))
     # Without Lightning's mark, `model` is a name like others.
-    assert wrappers.strip_prefixes(saved(tmp_path / "b.pt", {"state_dict": held, "epoch": 1})) is None
+    assert wrappers.strip_prefixes(saved(tmp_path / "b.pt", {"state_dict": state, "epoch": 1})) is None
 
 
 @pytest.mark.torch
 def test_lightnings_module_is_stripped_as_a_part_too(tmp_path):
-    held = {f"model.{name}": tensor for name, tensor in network().state_dict().items()}
-    saved(tmp_path / "a.ckpt", {"pytorch-lightning_version": "2.5.0", "state_dict": held, "epoch": 1})
+    state = {f"model.{name}": tensor for name, tensor in network().state_dict().items()}
+    saved(tmp_path / "a.ckpt", {"pytorch-lightning_version": "2.5.0", "state_dict": state, "epoch": 1})
     ckpttool.convert(str(tmp_path / "a.ckpt"), str(tmp_path / "b.pt"), part="state_dict", strip=True)
     tree = ckpttool.open(str(tmp_path / "b.pt")).tree
     assert {leaf.key for _, leaf in tree.tensors()} == set(network().state_dict())
@@ -183,9 +183,9 @@ def test_a_part_is_stripped_too(tmp_path):
     )
     assert ran.status == 0, ran.err
     network().load_state_dict(torch.load(tmp_path / "b.pt"))
-    told = json.loads((tmp_path / "b.pt.ckpttool.json").read_text())
-    assert told["stripped"][0]["wrapped"] == [{"at": "", "segments": "module", "averaged": None}]
-    assert told["rules"][0]["source"] == "state_dict/module/0/weight"
+    record = json.loads((tmp_path / "b.pt.ckpttool.json").read_text())
+    assert record["stripped"][0]["wrapped"] == [{"at": "", "segments": "module", "averaged": None}]
+    assert record["rules"][0]["source"] == "state_dict/module/0/weight"
     ran = conftest.in_process("convert", tmp_path / "b.pt", tmp_path / "c.pt", "--restore")
     assert ran.status == 0, ran.err
     assert torch.load(tmp_path / "c.pt").keys() == value["state_dict"].keys()
@@ -206,14 +206,14 @@ def test_what_cannot_be_restored_is_refused(tmp_path, golden: Golden):
         ckpttool.convert(target, str(tmp_path / "c.pt"), restore=True, part="m")
     golden(caught.value)
     file = tmp_path / "b.pt.ckpttool.json"
-    told = json.loads(file.read_text())
-    for broken in ([{"where": 3}], [{}], [{**told["stripped"][0], "where": [{"index": 1, "key": "x"}]}]):
-        file.write_text(json.dumps({**told, "stripped": broken}))
+    record = json.loads(file.read_text())
+    for broken in ([{"where": 3}], [{}], [{**record["stripped"][0], "where": [{"index": 1, "key": "x"}]}]):
+        file.write_text(json.dumps({**record, "stripped": broken}))
         with pytest.raises(UsageError) as caught:
             ckpttool.convert(target, str(tmp_path / "c.pt"), restore=True)
         golden(caught.value)
-    elsewhere = {**told["stripped"][0], "where": [{"key": "nowhere"}]}
-    file.write_text(json.dumps({**told, "stripped": [elsewhere]}))
+    elsewhere = {**record["stripped"][0], "where": [{"key": "nowhere"}]}
+    file.write_text(json.dumps({**record, "stripped": [elsewhere]}))
     with pytest.raises(UsageError) as caught:
         ckpttool.convert(target, str(tmp_path / "c.pt"), restore=True)
     golden(caught.value)
@@ -224,21 +224,21 @@ names = st.lists(st.sampled_from(("a", "b", "0", "n_averaged", *WRAPPERS)), min_
 
 @given(st.lists(names.map(".".join), min_size=1, max_size=8, unique=True))
 def test_plain_names_lead_back_to_the_old_ones(found):
-    made = unwrap_names(found, WRAPPERS)
-    if made is None:
+    unwrapped = unwrap_names(found, WRAPPERS)
+    if unwrapped is None:
         return
-    assert set(made.names) == set(found)
-    assert len(set(made.names.values())) == len(found)
-    for old, new in made.names.items():
-        assert wrap_name(new, made.wrapped) == old
+    assert set(unwrapped.names) == set(found)
+    assert len(set(unwrapped.names.values())) == len(found)
+    for old, new in unwrapped.names.items():
+        assert wrap_name(new, unwrapped.wrapped) == old
 
 
 @given(st.lists(st.sampled_from(WRAPPERS), max_size=4), st.lists(names.map(".".join), min_size=2, max_size=6))
 def test_any_nesting_around_all_is_removed(prefix, inner):
     inner = sorted({f"net.{name}" for name in inner} | {"other.w"})
-    bare, made = (
+    bare, nested = (
         unwrap_names(inner, WRAPPERS),
         unwrap_names([".".join((*prefix, name)) for name in inner], WRAPPERS),
     )
-    wanted = list(bare.names.values()) if bare else inner
-    assert (list(made.names.values()) if made else inner) == wanted
+    expected = list(bare.names.values()) if bare else inner
+    assert (list(nested.names.values()) if nested else inner) == expected

@@ -170,7 +170,7 @@ class TestSame:
     def test_values(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         def state(cls: type) -> Any:
             record = cls(*arguments, **keywords)
-            return [(each.name, getattr(record, each.name)) for each in dataclasses.fields(record)]  # type: ignore[arg-type]
+            return [(item.name, getattr(record, item.name)) for item in dataclasses.fields(record)]  # type: ignore[arg-type]
 
         both(name, state)
         both(
@@ -215,8 +215,8 @@ class TestSame:
             def equal(cls: type) -> list[Any]:
                 record = cls(*arguments, **keywords)  # noqa: B023
                 copies = (copy.copy(record), copy.deepcopy(record), pickle.loads(pickle.dumps(record)))
-                names = [each.name for each in dataclasses.fields(record)]  # type: ignore[arg-type]
-                return [[getattr(each, name) for name in names] for each in copies]
+                names = [item.name for item in dataclasses.fields(record)]  # type: ignore[arg-type]
+                return [[getattr(item, name) for name in names] for item in copies]
 
             both(name, equal)
             both(name, lambda cls: dataclasses.replace(cls(*arguments, **keywords), name="z").name)  # type: ignore[type-var]  # noqa: B023
@@ -307,14 +307,14 @@ def test_named_tuples(name: str, arguments: tuple[Any, ...], keywords: dict[str,
             *((row.double, row.named(), cls.make("m").size, cls.LIMIT) if name == "Plain" else ()),
         ]
 
-    ours, theirs = (outcome(lambda: describe(getattr(each, name))) for each in (OUR_TUPLES, THEIR_TUPLES))  # noqa: B023
-    assert ours == theirs
+    own, expected = (outcome(lambda: describe(getattr(each, name))) for each in (OUR_TUPLES, THEIR_TUPLES))  # noqa: B023
+    assert own == expected
 
 
 @pytest.mark.parametrize("name", ["Plain", "Bare"])
 def test_named_tuples_are_described(name: str) -> None:
     def describe(cls: Any) -> Any:
-        parameters = [(each.name, each.default) for each in inspect.signature(cls).parameters.values()]
+        parameters = [(param.name, param.default) for param in inspect.signature(cls).parameters.values()]
         types = get_type_hints(cls, {"Plain": int}) if name == "Bare" else get_type_hints(cls)
         return [
             cls._fields,

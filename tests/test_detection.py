@@ -34,12 +34,12 @@ def claims(module: Format, probe: Probe) -> object:
 
 def require_wide_signatures(path: str) -> int:
     """Assert that every format that claims the path has a signature that matches; return their number."""
-    probe, found = Probe(path), 0
+    probe, count = Probe(path), 0
     for plugin, module in FORMATS:
         claimed = claims(module, probe)
-        found += claimed is not None
+        count += claimed is not None
         assert claimed is None or detect.may_claim(plugin, Probe(path)), (plugin.name, path, claimed)
-    return found
+    return count
 
 
 def test_every_format_of_ours_has_a_signature() -> None:
@@ -171,7 +171,7 @@ FOLDERS: list[tuple[str, str, dict[str, bytes]]] = [
     ("sharded", "", {"pytorch_model.bin": SAFE, "optimizer.bin": SAFE}),
 ]
 NAMES = sorted(
-    {name for _, name, _ in FILES} | {each for _, _, files in FOLDERS for each in files if "/" not in each}
+    {name for _, name, _ in FILES} | {file for _, _, files in FOLDERS for file in files if "/" not in file}
 )
 
 
@@ -197,9 +197,9 @@ def test_what_a_format_claims_matches_its_signature(tmp_path: Path, plugin: plug
     assert cases
     for number, (path, files) in enumerate(cases):
         put(tmp_path / str(number), files)
-        asked = str(tmp_path / str(number) / path)
-        assert claims(module, Probe(asked)) is not None, (path, files)
-        assert detect.may_claim(plugin, Probe(asked)), (path, files)
+        location = str(tmp_path / str(number) / path)
+        assert claims(module, Probe(location)) is not None, (path, files)
+        assert detect.may_claim(plugin, Probe(location)), (path, files)
 
 
 def test_no_file_under_another_name_is_missed(tmp_path: Path) -> None:
@@ -234,8 +234,8 @@ def test_no_mixed_folder_or_prefix_is_missed(
     with tempfile.TemporaryDirectory() as top:
         folder = Path(top, "inner")
         put(folder, {**files, **others} if late else {**others, **files})
-        for each in (path, "", *files, *others):
-            require_wide_signatures(str(folder / each))
+        for file in (path, "", *files, *others):
+            require_wide_signatures(str(folder / file))
         (folder.parent / "inner.index").write_bytes(TABLE)
         require_wide_signatures(str(folder))
 
@@ -268,7 +268,7 @@ for path, names in json.loads(sys.argv[1]).items():
 
 
 def test_finding_a_format_imports_its_modules_only(tmp_path: Path) -> None:
-    made = {
+    files = {
         "a.npz": (_zip("x.npy"), ["npz"]),
         "a.pt": (_zip("archive/data.pkl"), ["pytorch"]),
         "a.keras": (_zip("config.json", "model.weights.h5"), ["keras_zip"]),
@@ -282,19 +282,19 @@ def test_finding_a_format_imports_its_modules_only(tmp_path: Path) -> None:
         # A prefix may be that of either version, and of the files of an agent whose names are beside it.
         "b": (None, ["tensor_bundle", "tensorflow_v1"]),
     }
-    for name, (content, _) in made.items():
+    for name, (content, _) in files.items():
         if content is not None:
             (tmp_path / name).write_bytes(content)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoint").write_bytes(STATE)
     (tmp_path / "run" / "ckpt-1.index").write_bytes(TABLE)
-    made["run"] = (None, ["tensor_bundle", "tensorflow_v1"])
-    asked = json.dumps({str(tmp_path / name): formats for name, (_, formats) in made.items()})
+    files["run"] = (None, ["tensor_bundle", "tensorflow_v1"])
+    request = json.dumps({str(tmp_path / name): formats for name, (_, formats) in files.items()})
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, asked], capture_output=True, text=True, cwd=ROOT, check=True
+        [sys.executable, "-c", PROGRAM, request], capture_output=True, text=True, cwd=ROOT, check=True
     )
-    found = {Path(path).name: more for path, more in map(json.loads, done.stdout.splitlines())}
-    assert found == {name: [] for name in made}
+    imported = {Path(path).name: more for path, more in map(json.loads, done.stdout.splitlines())}
+    assert imported == {name: [] for name in files}
 
 
 def test_a_format_of_another_package_is_asked_about_every_path(tmp_path: Path) -> None:

@@ -59,19 +59,19 @@ def test_every_step_is_gymnasiums_to_rounding() -> None:
         starts = vector.task.starts(seeds)
         state = tuple(torch.from_numpy(start) for start in starts)
         singles: list[Any] = [gymnasium.make("Pendulum-v1") for _ in seeds]
-        seen = np.stack([one.reset(seed=int(seed))[0] for one, seed in zip(singles, seeds, strict=True)])
+        observed = np.stack([one.reset(seed=int(seed))[0] for one, seed in zip(singles, seeds, strict=True)])
         np.testing.assert_array_equal(np.stack(starts, 1), [one.unwrapped.state for one in singles])
         for number in range(200):
-            np.testing.assert_allclose(vector.task.observe(state).numpy(), seen, rtol=0, atol=2e-7)
+            np.testing.assert_allclose(vector.task.observe(state).numpy(), observed, rtol=0, atol=2e-7)
             actions = (3 * np.sin(number + np.arange(4)[:, None])).astype(np.float32)
             state, rewards, terminated = vector.task.step(state, torch.from_numpy(actions))
-            theirs = [one.step(action) for one, action in zip(singles, actions, strict=True)]
-            seen = np.stack([each[0] for each in theirs])
+            expected = [one.step(action) for one, action in zip(singles, actions, strict=True)]
+            observed = np.stack([step[0] for step in expected])
             # 200 steps grow the last bit of a float64, 2e-16, by a few hundred times and no more.
             states = [one.unwrapped.state for one in singles]
             np.testing.assert_allclose(torch.stack(state, 1).numpy(), states, rtol=1e-12, atol=1e-12)
             # The torque's square is a float32, and its share of the reward below 0.004.
-            np.testing.assert_allclose(rewards.numpy(), [each[1] for each in theirs], rtol=1e-12, atol=1e-9)
+            np.testing.assert_allclose(rewards.numpy(), [step[1] for step in expected], rtol=1e-12, atol=1e-9)
             assert terminated is None
         for one in singles:
             one.close()
@@ -80,12 +80,12 @@ def test_every_step_is_gymnasiums_to_rounding() -> None:
 @pytest.mark.parametrize(("episodes", "num_envs"), [(5, 5), (7, 3), (2, 6)])
 def test_a_rollout_is_the_plain_one(episodes: int, num_envs: int) -> None:
     what = RolloutSpec(episodes, seed=40)
-    (ours,), (plain,) = play(POLICY, "device", num_envs, what), play(POLICY, "gymnasium", num_envs, what)
-    np.testing.assert_allclose(ours.returns, plain.returns, atol=1e-3)
+    (on_device,), (plain,) = play(POLICY, "device", num_envs, what), play(POLICY, "gymnasium", num_envs, what)
+    np.testing.assert_allclose(on_device.returns, plain.returns, atol=1e-3)
     for name in ("lengths", "terminated", "truncated", "seeds"):
-        np.testing.assert_array_equal(getattr(ours, name), getattr(plain, name))
-    assert (ours.steps, ours.num_envs, ours.clipped) == (plain.steps, plain.num_envs, 0)
-    assert (ours.engine, ours.interrupted) == ("device", False)
+        np.testing.assert_array_equal(getattr(on_device, name), getattr(plain, name))
+    assert (on_device.steps, on_device.num_envs, on_device.clipped) == (plain.steps, plain.num_envs, 0)
+    assert (on_device.engine, on_device.interrupted) == ("device", False)
 
 
 def test_the_same_rollout_gives_the_same_bits() -> None:
@@ -96,18 +96,18 @@ def test_the_same_rollout_gives_the_same_bits() -> None:
 def test_members_play_the_same_seeds() -> None:
     members = [POLICY, chain(3, Dense(-SWING.kernel), *[node.layer for node in POLICY.nodes[1:]])]
     together = play(stack_networks(members), "device", 2 * 2, RolloutSpec(3, 7), members=2)
-    for network, found in zip(members, together, strict=True):
+    for network, rollout in zip(members, together, strict=True):
         (alone,) = play(network, "device", 2, RolloutSpec(3, 7))
-        np.testing.assert_allclose(found.returns, alone.returns, atol=1e-3)
-        assert found.seeds.tolist() == [7, 8, 9]
-        assert (found.steps, found.num_envs) == (alone.steps, 2)
+        np.testing.assert_allclose(rollout.returns, alone.returns, atol=1e-3)
+        assert rollout.seeds.tolist() == [7, 8, 9]
+        assert (rollout.steps, rollout.num_envs) == (alone.steps, 2)
 
 
 def test_actions_outside_the_bounds_are_counted() -> None:
     wide = chain(3, SWING, Affine(np.full(1, 50, "f4"), np.zeros(1, "f4")))
-    (ours,), (plain,) = (play(wide, engine, 2, RolloutSpec(2)) for engine in ("device", "gymnasium"))
-    assert ours.clipped == plain.clipped > 0
-    np.testing.assert_allclose(ours.returns, plain.returns, atol=1e-3)
+    (on_device,), (plain,) = (play(wide, engine, 2, RolloutSpec(2)) for engine in ("device", "gymnasium"))
+    assert on_device.clipped == plain.clipped > 0
+    np.testing.assert_allclose(on_device.returns, plain.returns, atol=1e-3)
 
 
 def test_an_action_that_is_no_number_stops(golden: Golden) -> None:
@@ -148,16 +148,16 @@ class Countdown:
 def test_episodes_of_any_length_are_played_once_each(episodes: int, num_envs: int) -> None:
     with environments.make_vector_env("Pendulum-v1", 1) as one:
         vector = DeviceVector(Countdown(one.spec), 2 * num_envs)
-    for found in rollouts(
+    for rollout in rollouts(
         torch_policy(stack_networks([POLICY] * 2)), vector, RolloutSpec(episodes, 5), members=2
     ):
         seeds = 5 + np.arange(episodes)
-        np.testing.assert_array_equal(found.seeds, seeds)
-        np.testing.assert_array_equal(found.lengths, 1 + seeds % 4)
-        np.testing.assert_array_equal(found.returns, seeds * (1 + seeds % 4))
-        np.testing.assert_array_equal(found.truncated, seeds % 4 == 3)
-        assert found.terminated.all()
-        assert found.steps == found.lengths.sum()
+        np.testing.assert_array_equal(rollout.seeds, seeds)
+        np.testing.assert_array_equal(rollout.lengths, 1 + seeds % 4)
+        np.testing.assert_array_equal(rollout.returns, seeds * (1 + seeds % 4))
+        np.testing.assert_array_equal(rollout.truncated, seeds % 4 == 3)
+        assert rollout.terminated.all()
+        assert rollout.steps == rollout.lengths.sum()
 
 
 def test_ctrl_c_keeps_what_is_finished() -> None:
@@ -166,14 +166,14 @@ def test_ctrl_c_keeps_what_is_finished() -> None:
             raise KeyboardInterrupt
 
     with environments.make_vector_env("Pendulum-v1", 2, engine="device") as vector:
-        (found,) = rollouts(torch_policy(), vector, RolloutSpec(6), progress=stop)
-        assert (len(found.returns), found.episodes, found.interrupted) == (2, 6, True)
+        (rollout,) = rollouts(torch_policy(), vector, RolloutSpec(6), progress=stop)
+        assert (len(rollout.returns), rollout.episodes, rollout.interrupted) == (2, 6, True)
 
 
 def test_its_agreement_with_gymnasium_is_measured_where_it_plays() -> None:
     (played,) = play(POLICY, "device", 2, RolloutSpec(2))
     assert played.agreement is not None
-    compared = {each.quantity for each in played.agreement.deviations}
+    compared = {deviation.quantity for deviation in played.agreement.deviations}
     assert compared == {"states", "observations", "rewards", "terminations"}
 
 
@@ -260,16 +260,16 @@ OTHER = chain(3, Dense(-SWING.kernel), *[node.layer for node in POLICY.nodes[1:]
 def test_fifty_episodes_have_gymnasiums_returns_lengths_and_ends(
     env: str, network: Network, reaches: int
 ) -> None:
-    found = []
+    played = []
     for engine in ("device", "gymnasium"):
         with environments.make_vector_env(env, 50, engine=engine) as vector:
-            found.append(rollouts(torch_policy(network), vector, RolloutSpec(50, 7))[0])
-    ours, theirs = found
-    assert ours.terminated.sum() == reaches
-    np.testing.assert_allclose(ours.returns, theirs.returns, rtol=0, atol=1e-6)
+            played.append(rollouts(torch_policy(network), vector, RolloutSpec(50, 7))[0])
+    on_device, expected = played
+    assert on_device.terminated.sum() == reaches
+    np.testing.assert_allclose(on_device.returns, expected.returns, rtol=0, atol=1e-6)
     for name in ("lengths", "terminated", "truncated", "seeds"):
-        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
-    assert (ours.steps, ours.clipped) == (theirs.steps, theirs.clipped)
+        np.testing.assert_array_equal(getattr(on_device, name), getattr(expected, name))
+    assert (on_device.steps, on_device.clipped) == (expected.steps, expected.clipped)
 
 
 def test_every_step_of_the_car_is_gymnasiums() -> None:
@@ -290,14 +290,14 @@ def test_every_step_of_the_car_is_gymnasiums() -> None:
             velocity = np.array([one.state[1] for one in singles], np.float32)
             actions = np.where(velocity < 0, -1, 1) * random.uniform(0.5, 1, 4)
             actions[-1] = -1
-            given = actions[:, None].astype(np.float32)
-            state, rewards, terminated = program.step(state, torch.from_numpy(given))
-            theirs = [one.step(action) for one, action in zip(singles, given, strict=True)]
-            seen = np.stack([each[0] for each in theirs])
-            np.testing.assert_allclose(program.observe(state).numpy(), seen, rtol=0, atol=3e-7)
-            np.testing.assert_allclose(rewards.numpy(), [each[1] for each in theirs], rtol=1e-12)
-            np.testing.assert_array_equal(terminated.numpy(), [each[2] for each in theirs])
-            stopped += (seen == [np.float32(-1.2), 0]).all(1).sum()
+            inputs = actions[:, None].astype(np.float32)
+            state, rewards, terminated = program.step(state, torch.from_numpy(inputs))
+            expected = [one.step(action) for one, action in zip(singles, inputs, strict=True)]
+            observations = np.stack([step[0] for step in expected])
+            np.testing.assert_allclose(program.observe(state).numpy(), observations, rtol=0, atol=3e-7)
+            np.testing.assert_allclose(rewards.numpy(), [step[1] for step in expected], rtol=1e-12)
+            np.testing.assert_array_equal(terminated.numpy(), [step[2] for step in expected])
+            stopped += (observations == [np.float32(-1.2), 0]).all(1).sum()
         assert terminated.any()
         assert stopped
 
@@ -331,13 +331,13 @@ def test_another_car_is_refused_before_it_is_played(name: str, monkeypatch: pyte
 
 @pytest.mark.parametrize(("env", "network"), [("Pendulum-v1", POLICY), ("MountainCarContinuous-v0", GOAL)])
 def test_noise_is_that_of_every_engine(env: str, network: Network) -> None:
-    what, found = RolloutSpec(5, 11, noise=ExplorationNoise(0.3)), []
+    what, played = RolloutSpec(5, 11, noise=ExplorationNoise(0.3)), []
     for engine, rows in (("device", 2), ("gymnasium", 5)):
         with environments.make_vector_env(env, rows, engine=engine) as vector:
-            found.append(rollouts(torch_policy(network), vector, what)[0])
-    np.testing.assert_allclose(found[0].returns, found[1].returns, atol=1e-3)
-    np.testing.assert_array_equal(found[0].lengths, found[1].lengths)
-    assert found[0].clipped == found[1].clipped == 0
+            played.append(rollouts(torch_policy(network), vector, what)[0])
+    np.testing.assert_allclose(played[0].returns, played[1].returns, atol=1e-3)
+    np.testing.assert_array_equal(played[0].lengths, played[1].lengths)
+    assert played[0].clipped == played[1].clipped == 0
 
 
 def test_noise_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,8 +372,8 @@ class Exchange:
 def test_a_program_may_return_the_tensors_that_it_was_given() -> None:
     with environments.make_vector_env("Pendulum-v1", 1) as one:
         vector = DeviceVector(Exchange(one.spec), 2)  # type: ignore[arg-type]  # it compares nothing
-    (found,) = rollouts(torch_policy(), vector, RolloutSpec(5, 1))
-    np.testing.assert_array_equal(found.returns, [3 * seed + 100 for seed in range(1, 6)])
+    (rollout,) = rollouts(torch_policy(), vector, RolloutSpec(5, 1))
+    np.testing.assert_array_equal(rollout.returns, [3 * seed + 100 for seed in range(1, 6)])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -395,8 +395,8 @@ def test_the_first_action_that_is_not_finite_is_named(bad: float, golden: Golden
     golden(caught.value)
     # An idle row's actions count for nothing.
     policy.act = lambda obs: torch.where(obs[:, 0] >= 5, bad, 0.5)[:, None]
-    (found,) = rollouts(policy, vector, RolloutSpec(5))
-    assert len(found.returns) == 5
+    (rollout,) = rollouts(policy, vector, RolloutSpec(5))
+    assert len(rollout.returns) == 5
 
 
 @pytest.mark.parametrize("env", ["Pendulum-v1", "MountainCarContinuous-v0"])
@@ -408,12 +408,12 @@ def test_a_rollout_is_read_once_in_a_hundred_steps(env: str) -> None:
 
     network = chain(3 if env == "Pendulum-v1" else 2, dense(3 if env == "Pendulum-v1" else 2, 1))
     with environments.make_vector_env(env, 8, engine="device") as vector:
-        found = count_transfers(
+        transfers = count_transfers(
             torch_policy(network).act, torch.device("cpu"), vector, RolloutSpec(99), looks=3
         )
-    assert (found.steps, found.host_reads, found.uploads) == (3 * STEPS_BETWEEN_LOOKS, 3, 0)
+    assert (transfers.steps, transfers.host_reads, transfers.uploads) == (3 * STEPS_BETWEEN_LOOKS, 3, 0)
     # The device's share of a step: a number that a change should not raise unnoticed.
-    assert found.launches_per_step < 55
+    assert transfers.launches_per_step < 55
 
 
 def test_a_step_that_reads_the_device_is_counted() -> None:
@@ -425,8 +425,8 @@ def test_a_step_that_reads_the_device_is_counted() -> None:
         return obs[:, :1] * float(obs[0, 0])
 
     with environments.make_vector_env("Pendulum-v1", 2, engine="device") as vector:
-        found = count_transfers(act, torch.device("cpu"), vector, RolloutSpec(9), looks=1)
-    assert found.host_reads == 101
+        transfers = count_transfers(act, torch.device("cpu"), vector, RolloutSpec(9), looks=1)
+    assert transfers.host_reads == 101
 
 
 def test_cuda_is_read_once_in_a_hundred_steps() -> None:
@@ -438,8 +438,8 @@ def test_cuda_is_read_once_in_a_hundred_steps() -> None:
 
     policy = torch_policy(device="cuda")
     with environments.make_vector_env("Pendulum-v1", 64, engine="device") as vector:
-        found = count_transfers(policy.act, torch.device(policy.device), vector, RolloutSpec(999), looks=3)
-    assert (found.host_reads, found.uploads) == (3, 0)
+        result = count_transfers(policy.act, torch.device(policy.device), vector, RolloutSpec(999), looks=3)
+    assert (result.host_reads, result.uploads) == (3, 0)
 
 
 class Fakes:
@@ -454,13 +454,13 @@ class Fakes:
 
         def indexed(tensor: Any, index: Any) -> Any:
             dim = 0
-            for each in index if isinstance(index, tuple) else (index,):
-                if each is None:
+            for position in index if isinstance(index, tuple) else (index,):
+                if position is None:
                     tensor = tensor.unsqueeze(dim)
-                elif isinstance(each, slice):
-                    tensor = torch.ops.aten.slice(tensor, dim, each.start, each.stop)
-                elif isinstance(each, int):
-                    tensor, dim = tensor.select(dim, each), dim - 1
+                elif isinstance(position, slice):
+                    tensor = torch.ops.aten.slice(tensor, dim, position.start, position.stop)
+                elif isinstance(position, int):
+                    tensor, dim = tensor.select(dim, position), dim - 1
                 else:
                     return torch.ops.aten.index(tensor, list(index) if isinstance(index, tuple) else [index])
                 dim += 1
@@ -479,8 +479,8 @@ class Fakes:
         class Crossing(TorchDispatchMode):  # type: ignore[no-untyped-call]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 result = func(*args, **(kwargs or {}))
-                tensors = [each for each in (*args, result) if isinstance(each, torch.Tensor)]
-                if len({each.device.type for each in tensors}) > 1:
+                tensors = [item for item in (*args, result) if isinstance(item, torch.Tensor)]
+                if len({tensor.device.type for tensor in tensors}) > 1:
                     crossed.append(str(func))
                 return result
 
@@ -540,8 +540,8 @@ def test_the_weights_of_a_sweep_are_uploaded_once(tmp_path: Path, monkeypatch: p
     built, build = [], torch_backend.build
     monkeypatch.setattr(torch_backend, "build", lambda *a, **k: (built.append(1), build(*a, **k))[1])
     how = Protocol(2, num_envs=2, backend="torch", engine="device")
-    found = sweep.sweep([str(folder)], "Pendulum-v1", how)
-    assert [each.stacked for each in found.evaluations] == [20] * 20
+    results = sweep.sweep([str(folder)], "Pendulum-v1", how)
+    assert [evaluation.stacked for evaluation in results.evaluations] == [20] * 20
     assert len(built) == 1
 
 
@@ -557,9 +557,9 @@ def test_the_starts_of_many_seeds_are_those_of_one_by_one() -> None:
         drawn.append(seed)
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))).uniform(low, high)
 
-    found = gymnasium_engine.draw_starts(seeds, low, high, draw)
+    starts = gymnasium_engine.draw_starts(seeds, low, high, draw)
     assert len(drawn) < 50
-    np.testing.assert_array_equal(found, [draw(int(seed)) for seed in seeds])
+    np.testing.assert_array_equal(starts, [draw(int(seed)) for seed in seeds])
     # What draws otherwise is asked for every seed; so is what NumPy seeds with two words.
     other = gymnasium_engine.draw_starts(seeds, low, high, lambda seed: np.array([seed, 0.0, 1.0]))
     np.testing.assert_array_equal(other[:, 0], seeds)
@@ -579,5 +579,5 @@ def test_large_actions_are_finite_and_limited(value: float) -> None:
         vector = DeviceVector(Countdown(spec), 2)
     policy = torch_policy()
     policy.act = lambda obs: torch.full((len(obs), 4), value)
-    (found,) = rollouts(policy, vector, RolloutSpec(5))
-    assert found.clipped == found.steps == found.lengths.sum()
+    (rollout,) = rollouts(policy, vector, RolloutSpec(5))
+    assert rollout.clipped == rollout.steps == rollout.lengths.sum()

@@ -223,7 +223,7 @@ def held_memory(build: Build) -> list[int]:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         return [torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]
-    tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+    tensors = [object_ for object_ in gc.get_objects() if type(object_) is torch.Tensor]
     return [sum(tensor.nbytes for tensor in tensors), len(tensors)]
 
 
@@ -239,19 +239,19 @@ class TestOnAGpu:
         policy, plain = build(network), build(network, graphs=False)
         cpu = plugins.find("backends", "torch").load().build(network)
         near = 1e-5 if name != "images" else 5e-5  # cuDNN may convolve by transforms
-        ours: Any = ()
-        theirs: Any = ()
+        state: Any = ()
+        plain_state: Any = ()
         for _ in range(4):  # kernel by kernel, captured, replayed
             x = observations(network, rows)
-            expected = cpu.step(x, ours)
-            found, ours_next = policy.step(x, ours)
-            same, theirs = plain.step(x, theirs)
-            assert_same(build, found, same)
-            for mine, other, third in zip(ours_next, theirs, expected[1], strict=True):
+            expected = cpu.step(x, state)
+            output, ours_next = policy.step(x, state)
+            same, plain_state = plain.step(x, plain_state)
+            assert_same(build, output, same)
+            for mine, other, third in zip(ours_next, plain_state, expected[1], strict=True):
                 assert_same(build, mine, other)
                 np.testing.assert_allclose(mine, third, rtol=near, atol=near)
-            np.testing.assert_allclose(found, expected[0], rtol=near, atol=near)
-            ours = ours_next
+            np.testing.assert_allclose(output, expected[0], rtol=near, atol=near)
+            state = ours_next
         assert policy._on_host.captured_shapes == 1
         assert plain._on_host.captured_shapes == 0
 
@@ -268,8 +268,8 @@ class TestOnAGpu:
         for batch in (1, 1, 3, 64, 3, *range(1, 12), *range(1, 12), 11, 10, 11, 10, 1, 5, 5):
             x = normal(batch, 17)
             kept.append((policy.step(x)[0], plain.step(x)[0]))
-        for found, expected in kept:
-            assert_same(build, found, expected)
+        for output, expected in kept:
+            assert_same(build, output, expected)
         assert 1 <= policy._on_host.captured_shapes <= 8
 
     def test_inputs_in_any_memory_order(self, build: Build) -> None:
@@ -343,10 +343,10 @@ class TestOnAGpu:
         policy = build(stack_networks([renewed(WIDE) for _ in range(2)]))
         run = policy._run
 
-        def limited(given: Any) -> Any:
-            if given[0].shape[1] > 700:
+        def limited(arguments: Any) -> Any:
+            if arguments[0].shape[1] > 700:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
-            return run(given)
+            return run(arguments)
 
         policy._on_host._run = policy._run = limited
         if not is_real(build):
@@ -371,10 +371,10 @@ class TestOnAGpu:
         for _ in range(2):
             policy.step(normal(3, 17))
 
-        def limited(given: Any) -> Any:
-            if given[0].shape[0] > 10 and host.captured_shapes:
+        def limited(arguments: Any) -> Any:
+            if arguments[0].shape[0] > 10 and host.captured_shapes:
                 raise torch.OutOfMemoryError("CUDA out of memory.")
-            return run(given)
+            return run(arguments)
 
         host._run = limited
         policy.place = torch.device("cuda", 0)
@@ -404,8 +404,8 @@ class TestOnAGpu:
             for number in range(3):
                 x = normal(batch, 17)
                 with pytest.warns(RuntimeWarning) if number == 1 else nullcontext():
-                    found = policy.step(x)[0]
-                assert_same(build, found, plain.step(x)[0])
+                    output = policy.step(x)[0]
+                assert_same(build, output, plain.step(x)[0])
 
     def test_pageable_memory_serves_without_graphs(
         self, build: Build, monkeypatch: pytest.MonkeyPatch
@@ -471,8 +471,8 @@ class TestCuda:
 
         from ckpttool.networks import capture_graph
 
-        place, stream = torch.device("cuda", 0), torch.cuda.current_stream()
-        x = torch.ones(4, device=place)
+        device, stream = torch.device("cuda", 0), torch.cuda.current_stream()
+        x = torch.ones(4, device=device)
 
         def reads() -> float:
             return float((x + 1).sum())
@@ -484,10 +484,10 @@ class TestCuda:
 
         for body, error in ((reads, UnsupportedError), (raises, KeyError)) * 2:
             with pytest.raises(error):
-                capture_graph(body, place)
+                capture_graph(body, device)
             assert torch.cuda.current_stream() == stream
             torch.cuda.empty_cache()
-            graph, result = capture_graph(lambda: x * 2, place)
+            graph, result = capture_graph(lambda: x * 2, device)
             x.fill_(5)
             graph.replay()
             assert result.tolist() == [10.0] * 4
@@ -564,19 +564,19 @@ class StandInCapture:
 
         self.stream, self.pools, self.calls = "caller's", [], []
         self.invalid = self.capturing = False
-        told = self
+        recorder = self
 
         class Graph:
             def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
                 assert capture_error_mode == "thread_local"
-                told.pools.append(pool)
-                told.capturing = True
+                recorder.pools.append(pool)
+                recorder.capturing = True
 
             def capture_end(self) -> None:
-                told.capturing, invalid, told.invalid = False, told.invalid, False
+                recorder.capturing, invalid, recorder.invalid = False, recorder.invalid, False
                 if invalid:
                     raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
-                told.pools.pop()
+                recorder.pools.pop()
 
             def replay(self) -> None:
                 pass
@@ -590,17 +590,17 @@ class StandInCapture:
                 self.stream = stream
 
             def __enter__(self) -> None:
-                self.before, told.stream = told.stream, self.stream
+                self.before, recorder.stream = recorder.stream, self.stream
 
             def __exit__(self, *_: object) -> None:
-                told.stream = self.before
+                recorder.stream = self.before
 
         def empty_cache() -> None:
-            assert not told.pools, "INTERNAL ASSERT: captures_underway.empty()"
+            assert not recorder.pools, "INTERNAL ASSERT: captures_underway.empty()"
 
         def end(_index: int, pool: Any) -> None:
-            told.calls.append("end")
-            told.pools.remove(pool)
+            recorder.calls.append("end")
+            recorder.pools.remove(pool)
 
         for name, value in {
             "CUDAGraph": Graph,
@@ -637,15 +637,15 @@ class TestCapture:
 
         from ckpttool.networks import torch_programs
 
-        cuda, place = StandInCapture(monkeypatch), torch.device("cuda", 0)
+        cuda, device = StandInCapture(monkeypatch), torch.device("cuda", 0)
         monkeypatch.setattr(torch_programs, "_streams", {})
         monkeypatch.setattr(torch_programs, "_failed_graphs", [])
         for _ in range(2):
             with pytest.raises(UnsupportedError) as refusal:
-                torch_programs.capture_graph(cuda.reads, place)
+                torch_programs.capture_graph(cuda.reads, device)
             golden(refusal.value)
             assert (cuda.stream, cuda.pools, cuda.capturing) == ("caller's", [], False)
-            assert torch_programs.capture_graph(lambda: 5, place)[1] == 5
+            assert torch_programs.capture_graph(lambda: 5, device)[1] == 5
         assert cuda.calls == ["end", "release"] * 2
         assert len(torch_programs._streams) == 1
 
@@ -654,7 +654,7 @@ class TestCapture:
 
         from ckpttool.networks import torch_programs
 
-        cuda, place = StandInCapture(monkeypatch), torch.device("cuda", 0)
+        cuda, device = StandInCapture(monkeypatch), torch.device("cuda", 0)
         monkeypatch.setattr(torch_programs, "_streams", {})
 
         def fails() -> None:
@@ -666,7 +666,7 @@ class TestCapture:
 
         for failure in (ValueError("x"), RuntimeError("y"), torch.OutOfMemoryError("z"), KeyboardInterrupt()):
             with pytest.raises(type(failure)):
-                torch_programs.capture_graph(fails, place)
+                torch_programs.capture_graph(fails, device)
             assert (cuda.stream, cuda.pools, cuda.calls, gc.isenabled()) == ("caller's", [], [], True)
 
 
@@ -700,20 +700,20 @@ class TestDevicePrograms:
                 self, function: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
                 results = function(*args, **(kwargs or {}))
-                for each in tree_leaves((args, results)):
-                    assert not isinstance(each, torch.Tensor) or each.device.type == "cuda", function
+                for leaf in tree_leaves((args, results)):
+                    assert not isinstance(leaf, torch.Tensor) or leaf.device.type == "cuda", function
                 return results
 
-        network, place = rows_of_layers()[name], torch.device("cuda", 0)
-        given = InputAdapter(network)(observations(network, 4 * network.members))
+        network, device = rows_of_layers()[name], torch.device("cuda", 0)
+        arrays = InputAdapter(network)(observations(network, 4 * network.members))
         plain = assemble(network, torch_backend._layer_lowering(torch.device("cpu")))(
-            list(map(torch.from_numpy, given))
+            list(map(torch.from_numpy, arrays))
         )
         with FakeTensorMode():
-            run = assemble(network, torch_backend._layer_lowering(place))
+            run = assemble(network, torch_backend._layer_lowering(device))
             inputs = [
-                torch.empty(array.shape, dtype=getattr(torch, array.dtype.name), device=place)
-                for array in given
+                torch.empty(array.shape, dtype=getattr(torch, array.dtype.name), device=device)
+                for array in arrays
             ]
             with torch.inference_mode(), OnDevice():
                 results = run(inputs)
@@ -748,15 +748,15 @@ def precision_settings() -> dict[str, Any]:
     """Return every setting of PyTorch that may round the factors of products."""
     import torch
 
-    found: dict[str, Any] = {"cudnn": (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)}
+    values: dict[str, Any] = {"cudnn": (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)}
     with warnings.catch_warnings(), suppress(RuntimeError):
         warnings.simplefilter("ignore")
-        found["older"] = torch.get_float32_matmul_precision()
+        values["older"] = torch.get_float32_matmul_precision()
     get = torch._C._get_fp32_precision_getter
     keys = [("generic", "all")] + [
         (b, o) for b in ("cuda", "mkldnn") for o in ("all", "matmul", "conv", "rnn")
     ]
-    return found | {key: get(*key) for key in keys}  # type: ignore[misc]
+    return values | {key: get(*key) for key in keys}  # type: ignore[misc]
 
 
 def set_precision(backend: str, operation: str, value: str) -> Callable[[], None]:
@@ -807,11 +807,11 @@ class TestFloat32Products:
 
         from ckpttool.networks import Float32Precision
 
-        for each in settings.split():
-            if each.startswith("older:"):
-                older_setting(each.removeprefix("older:")).__enter__()
+        for item in settings.split():
+            if item.startswith("older:"):
+                older_setting(item.removeprefix("older:")).__enter__()
             else:
-                name, value = each.split("=")
+                name, value = item.split("=")
                 set_precision(*name.split("."), value)()
         before = precision_settings()
         products = Float32Precision(kind, tf32=tf32)
@@ -819,8 +819,8 @@ class TestFloat32Products:
         for _ in range(2):
             with products():
                 assert products.in_force()
-                wanted = {"tf32"} if tf32 and kind == "cuda" else {"ieee", "none"}
-                assert get(backend, "matmul") in wanted
+                expected = {"tf32"} if tf32 and kind == "cuda" else {"ieee", "none"}
+                assert get(backend, "matmul") in expected
                 assert get(backend, "conv") in {"ieee", "none"}
             assert precision_settings() == before
         # What inherited its setting still does.
@@ -850,11 +850,11 @@ class TestFloat32Products:
     )
     def test_steps_work_under_any_setting(self, setting: str) -> None:
         module: Any = plugins.find("backends", "torch").load()
-        given = [(network, observations(network, 6)) for network in (ACTOR, IMAGES)]
-        expected = [module.build(network).step(x)[0] for network, x in given]
+        cases = [(network, observations(network, 6)) for network in (ACTOR, IMAGES)]
+        expected = [module.build(network).step(x)[0] for network, x in cases]
         name, value = setting.split("=")
         set_precision(*name.split("."), value)()
-        for (network, x), numbers in zip(given, expected, strict=True):
+        for (network, x), numbers in zip(cases, expected, strict=True):
             np.testing.assert_allclose(module.build(network).step(x)[0], numbers, rtol=2e-6, atol=2e-6)
 
     def test_the_bits_of_products_are_measured(self) -> None:
@@ -1060,8 +1060,8 @@ def test_the_device_side_function_is_the_step() -> None:
     for network in (ACTOR, ACTOR.cast("float64"), stack_networks([renewed(ACTOR), renewed(ACTOR)])):
         policy = module.build(network)
         x = normal(6, 17)
-        found = policy.act(torch.from_numpy(x)).numpy()
-        np.testing.assert_allclose(found, policy.step(x)[0], rtol=1e-6, atol=1e-6)
+        actions = policy.act(torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(actions, policy.step(x)[0], rtol=1e-6, atol=1e-6)
 
 
 def in_tensorflow(_: Path) -> dict[str, Any]:
@@ -1080,6 +1080,6 @@ def in_tensorflow(_: Path) -> dict[str, Any]:
 @pytest.mark.tensorflow
 @needs("tensorflow")
 def test_xla_computes_the_same_and_the_policy_has_one_thread(tmp_path: Path) -> None:
-    found = tensorflow_child.run(__file__, "in_tensorflow", tmp_path)
-    assert found["largest"] < 1e-5
-    assert found["threads"] == 1
+    record = tensorflow_child.run(__file__, "in_tensorflow", tmp_path)
+    assert record["largest"] < 1e-5
+    assert record["threads"] == 1

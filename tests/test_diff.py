@@ -27,21 +27,21 @@ FLOATS = st.floats(width=32)
 
 @given(arrays.arrays(np.float32, (3, 4), elements=FLOATS), arrays.arrays(np.float32, (3, 4), elements=FLOATS))
 def test_numbers_are_those_of_numpy(a: np.ndarray, b: np.ndarray) -> None:
-    found = compare_arrays(a, b)
+    result = compare_arrays(a, b)
     both_nan = np.isnan(a) & np.isnan(b)
     other = (a.view(np.uint32) != b.view(np.uint32)) & ~both_nan
-    if found is None:
+    if result is None:
         assert not other.any()
         return
-    assert found.different == other.sum()
-    assert found.nans == (np.isnan(a) != np.isnan(b)).sum()
+    assert result.different == other.sum()
+    assert result.nans == (np.isnan(a) != np.isnan(b)).sum()
     finite = np.isfinite(a) & np.isfinite(b)
     if finite.all():
         distance = np.abs(a.astype(np.float64) - b)
-        assert found.max_abs == distance.max()
-        assert distance[found.at] == found.max_abs
-    assert (found.left, found.right) == pytest.approx((a[found.at], b[found.at]), nan_ok=True)
-    assert found.cosine is None or -1 <= found.cosine <= 1
+        assert result.max_abs == distance.max()
+        assert distance[result.at] == result.max_abs
+    assert (result.left, result.right) == pytest.approx((a[result.at], b[result.at]), nan_ok=True)
+    assert result.cosine is None or -1 <= result.cosine <= 1
 
 
 @given(arrays.arrays(np.float32, (5,), elements=FLOATS))
@@ -50,39 +50,39 @@ def test_nothing_differs_from_itself(a: np.ndarray) -> None:
 
 
 def test_the_sign_of_a_zero_is_a_difference_of_no_size() -> None:
-    found = compare_arrays(np.array([0.0, 1.0]), np.array([-0.0, 1.0]))
-    assert found is not None
-    assert (found.different, found.max_abs, found.max_rel, found.at) == (1, 0.0, 0.0, (0,))
+    result = compare_arrays(np.array([0.0, 1.0]), np.array([-0.0, 1.0]))
+    assert result is not None
+    assert (result.different, result.max_abs, result.max_rel, result.at) == (1, 0.0, 0.0, (0,))
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64])
 def test_integers_of_64_bits_are_not_rounded(dtype: Any) -> None:
-    found = compare_arrays(np.array([2**62 + 1], dtype), np.array([2**62], dtype))
-    assert found is not None
-    assert (found.max_abs, found.left, found.right) == (1.0, 2**62 + 1, 2**62)
+    difference = compare_arrays(np.array([2**62 + 1], dtype), np.array([2**62], dtype))
+    assert difference is not None
+    assert (difference.max_abs, difference.left, difference.right) == (1.0, 2**62 + 1, 2**62)
 
 
 def test_a_place_far_into_a_large_array_is_found() -> None:
     a = np.zeros((700, 1000), np.float32)
     b = a.copy()
     b[650, 3], b[1, 1] = -2.0, 1.0
-    found = compare_arrays(a, b)
-    assert found is not None
-    assert (found.different, found.at, found.max_abs) == (2, (650, 3), 2.0)
+    difference = compare_arrays(a, b)
+    assert difference is not None
+    assert (difference.different, difference.at, difference.max_abs) == (2, (650, 3), 2.0)
 
 
 def test_infinite_and_nan_places() -> None:
-    found = compare_arrays(np.array([1.0, math.inf, math.nan]), np.array([math.nan, math.inf, math.nan]))
-    assert found is not None
-    assert (found.different, found.nans, found.max_abs, found.at) == (1, 1, math.inf, (0,))
+    result = compare_arrays(np.array([1.0, math.inf, math.nan]), np.array([math.nan, math.inf, math.nan]))
+    assert result is not None
+    assert (result.different, result.nans, result.max_abs, result.at) == (1, 1, math.inf, (0,))
 
 
 def test_other_types_are_compared_by_value() -> None:
     a = np.array([1.0, 0.1], np.float32)
     assert compare_arrays(np.array([1, 2], np.int32), np.array([1.0, 2.0])) is None
-    found = compare_arrays(a, a.astype(ml_dtypes.bfloat16))
-    assert found is not None
-    assert found.different == 1
+    difference = compare_arrays(a, a.astype(ml_dtypes.bfloat16))
+    assert difference is not None
+    assert difference.different == 1
 
 
 def saved(path: Path, **entries: Any) -> str:
@@ -105,16 +105,16 @@ def test_every_kind_of_change_is_told(tmp_path: Path) -> None:
         value=other,
         word="y",
     )
-    found = diff(a, b)
-    assert {each.path: each.what for each in found.changed} == {
+    result = diff(a, b)
+    assert {change.path: change.what for change in result.changed} == {
         "shape": "shape",
         "kind": "dtype",
         "value": "values",
         "lr": "values",
         "word": "values",
     }
-    assert (found.equal, found.only_left, found.only_right) == (1, ("gone",), ("new",))
-    values = next(each.values for each in found.changed if each.path == "value")
+    assert (result.equal, result.only_left, result.only_right) == (1, ("gone",), ("new",))
+    values = next(change.values for change in result.changed if change.path == "value")
     assert values is not None
     assert (values.at, values.left, values.right, values.different) == ((1, 2), 1.0, 1.5, 1)
     assert diff(a, b, glob="same").identical
@@ -141,13 +141,13 @@ def test_a_conversion_is_identical_after_mapping_and_one_changed_value_is_found(
     save(Tree(changed, tree.aliases, tree.containers), str(tmp_path / "changed.pt"))
     other = in_process("diff", TF_SAMPLE, tmp_path / "changed.pt", "--json")
     assert other.status == 1
-    found = other.json()
+    document = other.json()
     # The canonical kernel is [in, out], torch's weight [out, in].
-    assert [(each["path"], each["values"]["at"]) for each in found["changed"]] == [
+    assert [(change["path"], change["values"]["at"]) for change in document["changed"]] == [
         ("critic/q1/1/kernel", [3, 7])
     ]
-    assert found["changed"][0]["values"]["different"] == 1
-    assert (found["by"], found["identical"], found["equal"]) == ("agent", False, 77)
+    assert document["changed"][0]["values"]["different"] == 1
+    assert (document["by"], document["identical"], document["equal"]) == ("agent", False, 77)
 
 
 def test_measures_of_changes_are_explained_once(tmp_path: Path) -> None:

@@ -56,10 +56,10 @@ def test_readers_agree_about_mutants(name: str) -> None:
 
 @pytest.mark.parametrize("seed", [seed for seed in SEEDS if seed.read], ids=lambda seed: seed.name)
 def test_a_seed_says_whether_it_has_checksums(seed: Seed) -> None:
-    found = digest_checkpoint(open_checkpoint(str(seed.home / seed.path)))
+    digest = digest_checkpoint(open_checkpoint(str(seed.home / seed.path)))
     # Checksums cover the tensors of these, and not all that they list.
     partly = ("torch DCP", "SavedModel graph", "d3rlpy", "HDF5 fletcher32")
-    assert seed.name in partly or (found.checksums == "verified") == seed.covered
+    assert seed.name in partly or (digest.checksums == "verified") == seed.covered
 
 
 def test_a_mutant_is_the_same_everywhere() -> None:
@@ -162,14 +162,14 @@ class Unseekable(io.RawIOBase):
         return self.stream.write(data)
 
 
-def forged(crc: int, wanted: int) -> bytes:
+def forged(crc: int, checksum: int) -> bytes:
     """Return four bytes after which a CRC-32 that was `crc` is `wanted`: the table's steps backwards."""
     table = []
     for number in range(256):
         for _ in range(8):
             number = number >> 1 ^ (0xEDB88320 if number & 1 else 0)
         table.append(number)
-    state = wanted ^ 0xFFFFFFFF
+    state = checksum ^ 0xFFFFFFFF
     for _ in range(4):
         index = next(n for n, row in enumerate(table) if row >> 24 == state >> 24)
         state = (state ^ table[index]) << 8 & 0xFFFFFFFF | index
@@ -190,7 +190,7 @@ def test_no_flip_turns_checksums_off_and_hides_behind_it(every: int, streamed: b
         path.write_bytes(whole[: at // 8] + flipped + whole[at // 8 + 1 :])
         os.utime(path, ns=(at * 10_000, at * 10_000))
         try:
-            found = digest_checkpoint(open_checkpoint(str(path)))
+            digest = digest_checkpoint(open_checkpoint(str(path)))
         except CkpttoolError:
             continue
-        assert found.sha256 == truth.sha256, at
+        assert digest.sha256 == truth.sha256, at

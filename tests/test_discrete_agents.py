@@ -56,10 +56,10 @@ class Made(NamedTuple):
 
 def mlp(outputs: int, *, inputs: int = OBS, activation: type[Any] = nn.ELU) -> Any:
     layers = (nn.Linear(inputs, 7), activation(), nn.Linear(7, 5), activation(), nn.Linear(5, outputs))
-    made = nn.Sequential(*layers)
-    for weight in made.parameters():
+    network = nn.Sequential(*layers)
+    for weight in network.parameters():
         weight.data *= 2.5  # so that every action is the best of some observations
-    return made
+    return network
 
 
 def named(**parts: Any) -> Any:
@@ -78,8 +78,8 @@ def named(**parts: Any) -> Any:
 
 def tianshou(kind: str, version: str) -> Made:
     """Return the state of policy/modelfree/{dqn,c51,qrdqn}.py (2.x: algorithm/modelfree)."""
-    each = {"dqn": 1, "c51": 11, "qrdqn": 9}[kind]
-    net, target = mlp(ACTIONS * each), mlp(ACTIONS * each)
+    width = {"dqn": 1, "c51": 11, "qrdqn": 9}[kind]
+    net, target = mlp(ACTIONS * width), mlp(ACTIONS * width)
     atoms = torch.linspace(-3, 7, 11)
     where = ("policy__model__model__model", "model_old__module__model__model")
     names = where if version == "2.x" else ("model__model__model", "model_old__model__model")
@@ -90,8 +90,8 @@ def tianshou(kind: str, version: str) -> Made:
         state["tau_hat"] = torch.linspace(0.05, 0.95, 9).view(1, -1, 1)
 
     def scores(obs: Any) -> Any:
-        found = net(obs).view(len(obs), ACTIONS, -1)
-        return (found.softmax(2) * atoms).sum(2) if kind == "c51" else found.mean(2)
+        values = net(obs).view(len(obs), ACTIONS, -1)
+        return (values.softmax(2) * atoms).sum(2) if kind == "c51" else values.mean(2)
 
     return Made(state, scores)
 
@@ -124,17 +124,17 @@ def rainbow(*, noisy: bool, version: str = "1.x", quantiles: bool = False) -> Ma
     targets = {target + name.removeprefix("model__"): copy.deepcopy(part) for name, part in parts.items()}
     state = named(**{top + name: part for name, part in parts.items()}, **targets).state_dict()
     if noisy:
-        found = {}
+        state_part = {}
         for name, tensor in state.items():
             layer, _, end = name.rpartition(".")
             mean = {"weight": "mu_W", "bias": "mu_bias"}[end]
             if ".Q." not in name and ".V." not in name:
-                found[name] = tensor
+                state_part[name] = tensor
                 continue
-            found |= {f"{layer}.{mean}": tensor, f"{layer}.{mean.replace('mu', 'sigma')}": tensor * 0.3}
+            state_part |= {f"{layer}.{mean}": tensor, f"{layer}.{mean.replace('mu', 'sigma')}": tensor * 0.3}
             side = "eps_p" if end == "weight" else "eps_q"
-            found[f"{layer}.{side}"] = torch.randn(tensor.shape[-1])
-        state = found
+            state_part[f"{layer}.{side}"] = torch.randn(tensor.shape[-1])
+        state = state_part
     support = torch.linspace(-3, 7, atoms)
     if quantiles:
         state["tau_hat"] = torch.linspace(0.05, 0.95, atoms).view(1, -1, 1)
@@ -143,8 +143,8 @@ def rainbow(*, noisy: bool, version: str = "1.x", quantiles: bool = False) -> Ma
 
     def scores(obs: Any) -> Any:
         q, v = (nets[name](trunk(obs)).view(len(obs), -1, atoms) for name in "QV")
-        found = q - q.mean(1, keepdim=True) + v
-        return found.mean(2) if quantiles else (found.softmax(2) * support).sum(2)
+        values = q - q.mean(1, keepdim=True) + v
+        return values.mean(2) if quantiles else (values.softmax(2) * support).sum(2)
 
     return Made(state, scores)
 
@@ -164,8 +164,8 @@ def skrl(kind: str, *, scaled: bool = False) -> Made:
         saved["state_preprocessor"] = {"running_mean": mean, "running_variance": var, "current_count": count}
 
     def scores(obs: Any) -> Any:
-        seen = ((obs - mean) / (var.sqrt() + 1e-8)).clamp(-5, 5).float() if scaled else obs
-        return nets[names[0]].net(seen)
+        observed = ((obs - mean) / (var.sqrt() + 1e-8)).clamp(-5, 5).float() if scaled else obs
+        return nets[names[0]].net(observed)
 
     return Made(saved, scores)
 
@@ -183,8 +183,8 @@ def rl_games(*, separate: bool) -> Made:
     state["running_mean_std.count"] = torch.tensor(9.0, dtype=torch.float64)
 
     def scores(obs: Any) -> Any:
-        seen = ((obs - mean) / (var + 1e-5).sqrt()).clamp(-5, 5).float()
-        return network.logits(network.actor_mlp(seen))
+        observed = ((obs - mean) / (var + 1e-5).sqrt()).clamp(-5, 5).float()
+        return network.logits(network.actor_mlp(observed))
 
     return Made({"model": state, "epoch": 1, "frame": 2, "env_state": None}, scores)
 
@@ -197,7 +197,7 @@ def spinningup() -> Made:
 
 def d3rlpy(kind: str, q_function: str = "mean", critics: int = 1) -> Made:
     """Return the entries of a `.d3` file: the modules' states, and the configuration."""
-    each = {"mean": 1, "qr": 9}[q_function]
+    width = {"mean": 1, "qr": 9}[q_function]
     own = {
         "discrete_bc": ("imitator",),
         "discrete_sac": ("policy", "q_funcs__0", "q_funcs__1"),
@@ -208,7 +208,7 @@ def d3rlpy(kind: str, q_function: str = "mean", critics: int = 1) -> Made:
     )
     heads = []
     for _ in names:
-        net = mlp(ACTIONS * each)
+        net = mlp(ACTIONS * width)
         heads.append(named(_encoder___layers=net[:4], _fc=net[4]))
     encoder = {"type": "vector", "params": {"hidden_units": [7, 5], "activation": "tanh"}}
     factories = ("encoder_factory", "actor_encoder_factory", "critic_encoder_factory")
@@ -228,8 +228,8 @@ def d3rlpy(kind: str, q_function: str = "mean", critics: int = 1) -> Made:
     }
 
     def scores(obs: Any) -> Any:
-        found = torch.stack([head._fc(head._encoder._layers(obs)) for head in heads[:critics]]).mean(0)
-        return found.view(len(obs), ACTIONS, each).mean(2)
+        values = torch.stack([head._fc(head._encoder._layers(obs)) for head in heads[:critics]]).mean(0)
+        return values.view(len(obs), ACTIONS, width).mean(2)
 
     # The configuration states the activations.
     entries = {"torch": archive(states), "config": json.dumps(settings)}
@@ -262,8 +262,8 @@ def put_sb2(variables: Mapping[str, Any], policy: str, *, named: bool, act_fun: 
             if not named:
                 (folder / "agent.pkl").write_bytes(pickle.dumps((settings, list(variables.values())), 4))
                 return str(folder / "agent.pkl")
-            found = {f"{name}:0": array for name, array in variables.items()}
-            return sb2.put(folder, sb2.zipped(found, sb2.serialized(settings)))
+            arrays = {f"{name}:0": array for name, array in variables.items()}
+            return sb2.put(folder, sb2.zipped(arrays, sb2.serialized(settings)))
 
     return put
 
@@ -336,7 +336,7 @@ def rllib_dqn(*, dueling: bool, atoms: int = 1) -> Made:
         for module, (_, outputs) in nets.items()
         if dueling or module == "advantage_module"
     }
-    for weight in (each for net in (trunk, *heads.values()) for each in net.parameters()):
+    for weight in (parameter for net in (trunk, *heads.values()) for parameter in net.parameters()):
         weight.data *= 2.5
     layers = {f"_hidden_layers.{number}": trunk[2 * number] for number in range(2)}
     layers["_value_branch"] = nn.Linear(5, 1)
@@ -367,13 +367,13 @@ def rllib_dqn(*, dueling: bool, atoms: int = 1) -> Made:
 
 def elegantrl(kind: str) -> Made:
     """Return the state of a class of elegantrl/agents/net.py, whose values are not scaled by default."""
-    seen = {"state_avg": torch.linspace(-1, 1, OBS), "state_std": torch.linspace(0.5, 2, OBS)}
+    statistics = {"state_avg": torch.linspace(-1, 1, OBS), "state_std": torch.linspace(0.5, 2, OBS)}
     scales = {"value_avg": torch.zeros(1), "value_std": torch.ones(1)}
     if kind == "QNet":
         net = mlp(ACTIONS, activation=nn.ReLU)
         return Made(
-            {**seen, **scales, **named(net=net).state_dict()},
-            lambda obs: net((obs - seen["state_avg"]) / seen["state_std"]),
+            {**statistics, **scales, **named(net=net).state_dict()},
+            lambda obs: net((obs - statistics["state_avg"]) / statistics["state_std"]),
             NO_FACTS,
         )
     # No activation follows the encoder's last layer.
@@ -384,14 +384,14 @@ def elegantrl(kind: str) -> Made:
         heads |= {f"net_adv{number}": nn.Sequential(nn.Linear(5, 1)) for number in second}
 
     def scores(obs: Any) -> Any:
-        encoded = encoder((obs - seen["state_avg"]) / seen["state_std"])
+        encoded = encoder((obs - statistics["state_avg"]) / statistics["state_std"])
         values = heads[f"net_val{second[0]}"](encoded)
         if "Duel" not in kind:
             return values
         return values - values.mean(1, keepdim=True) + heads[f"net_adv{second[0]}"](encoded)
 
     state = named(net_state=encoder, **heads).state_dict()
-    return Made({**seen, **scales, **state}, scores, NO_FACTS)
+    return Made({**statistics, **scales, **state}, scores, NO_FACTS)
 
 
 def keras_rl() -> Made:
@@ -494,18 +494,18 @@ class Case(NamedTuple):
 @pytest.fixture
 def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     torch.manual_seed(4)
-    made = FAMILIES[request.param]()
+    case = FAMILIES[request.param]()
     path = tmp_path / "agent.pt"
-    if callable(made.saved):
-        path = Path(made.saved(tmp_path))
+    if callable(case.saved):
+        path = Path(case.saved(tmp_path))
     else:
-        torch.save(made.saved, path)
+        torch.save(case.saved, path)
 
     def scores(obs: np.ndarray) -> np.ndarray:
         with torch.no_grad():
-            return np.asarray(made.scores(torch.from_numpy(obs)))
+            return np.asarray(case.scores(torch.from_numpy(obs)))
 
-    return Case(path, scores, made.facts)
+    return Case(path, scores, case.facts)
 
 
 def double_biases(state: Any) -> None:
@@ -519,21 +519,21 @@ def rows() -> np.ndarray:
     return np.random.default_rng(1).normal(0, 2, size=(200, OBS)).astype(np.float32)
 
 
-def require_close(found: np.ndarray, wanted: np.ndarray) -> None:
+def require_close(outputs: np.ndarray, expected: np.ndarray) -> None:
     """Assert equal scores, relative to the largest: a dueling network subtracts numbers of that size."""
-    assert np.abs(found - wanted).max() <= 1e-6 * max(1, np.abs(wanted).max())
+    assert np.abs(outputs - expected).max() <= 1e-6 * max(1, np.abs(expected).max())
 
 
 @pytest.mark.parametrize("agent", FAMILIES, indirect=True)
 def test_an_agent_chooses_as_its_library_does(agent: Case) -> None:
     path, scores, facts = agent
-    wanted = scores(rows())
-    assert len(set(wanted.argmax(1))) == ACTIONS
+    expected = scores(rows())
+    assert len(set(expected.argmax(1))) == ACTIONS
     assert not without_a_way(path)
     for backend in ("numpy", "torch"):
-        found = load_agent(str(path), "CartPole-v1", facts=facts, backend=backend)
-        require_close(found.scores(rows()), wanted)
-        np.testing.assert_array_equal(found.act(rows()), wanted.argmax(1))
+        loaded = load_agent(str(path), "CartPole-v1", facts=facts, backend=backend)
+        require_close(loaded.scores(rows()), expected)
+        np.testing.assert_array_equal(loaded.act(rows()), expected.argmax(1))
     assert not any(entry.what == "action bounds" for entry in restore_agent(str(path)).ledger)
     for env in ("MountainCar-v0", "Acrobot-v1", "InvertedPendulum-v5"):
         with pytest.raises(EnvironmentMismatchError):
@@ -543,18 +543,18 @@ def test_an_agent_chooses_as_its_library_does(agent: Case) -> None:
 @pytest.mark.parametrize("agent", ["rl_games", "spinningup"], indirect=True)
 def test_logits_give_the_probabilities_of_drawn_actions(agent: Case) -> None:
     path, scores, facts = agent
-    found, obs = load_agent(str(path), facts=facts), rows()[:1]
-    wanted = np.exp(scores(obs)[0])
-    drawn = found.act(np.repeat(obs, 4000, axis=0), deterministic=False)
+    loaded, obs = load_agent(str(path), facts=facts), rows()[:1]
+    expected = np.exp(scores(obs)[0])
+    drawn = loaded.act(np.repeat(obs, 4000, axis=0), deterministic=False)
     shares = np.bincount(drawn, minlength=ACTIONS) / len(drawn)
-    np.testing.assert_allclose(shares, wanted / wanted.sum(), atol=0.03)
+    np.testing.assert_allclose(shares, expected / expected.sum(), atol=0.03)
 
 
 @pytest.mark.parametrize("agent", ["skrl-ppo", "skrl-dqn", "d3rlpy-sac", "tianshou-dqn-2.x"], indirect=True)
 def test_scores_that_may_be_no_logits_are_not_drawn_from(agent: Case) -> None:
-    found = load_agent(str(agent.path), facts=agent.facts)
+    loaded = load_agent(str(agent.path), facts=agent.facts)
     with pytest.raises(UnsupportedError):
-        found.act(rows(), deterministic=False)
+        loaded.act(rows(), deterministic=False)
 
 
 @pytest.mark.parametrize("agent", ["tianshou-dueling-2.x"], indirect=True)
@@ -566,9 +566,9 @@ def test_streams_of_a_dueling_network_share_their_first_layers(agent: Case) -> N
         module(torch.from_numpy(rows())).detach(), scores(rows()), rtol=1e-5, atol=1e-6
     )
     stored = torch.load(path, weights_only=False)
-    own = [each for name, each in stored.items() if not name.startswith("model_old")]
-    arrays = sorted(each.detach().numpy().tobytes() for each in module.parameters())
-    assert arrays == sorted(each.numpy().tobytes() for each in own)
+    own = [tensor for name, tensor in stored.items() if not name.startswith("model_old")]
+    arrays = sorted(parameter.detach().numpy().tobytes() for parameter in module.parameters())
+    assert arrays == sorted(tensor.numpy().tobytes() for tensor in own)
 
 
 # Conversions start from the canonical agent: of these libraries one of each kind of network is enough.
@@ -599,8 +599,8 @@ def test_a_converted_agent_chooses_the_same(agent: Case, to: str, tmp_path: Path
         assert not convert(str(path), target, to=to, facts=facts).written
         return
     assert convert(str(path), target, to=to, facts=facts, allow_missing=settings).written
-    found = load_agent(target, "CartPole-v1")
-    require_close(found.scores(rows()), scores(rows()))
+    loaded = load_agent(target, "CartPole-v1")
+    require_close(loaded.scores(rows()), scores(rows()))
     if to == "onnx":
         runtime = pytest.importorskip("onnxruntime").InferenceSession(target)
         np.testing.assert_array_equal(
@@ -633,12 +633,12 @@ def test_the_environment_that_is_suggested_has_the_choices_of_the_agent(agent: C
 
 def test_a_ppo_of_tf_agents_normalises_its_observations(tmp_path: Path) -> None:
     """Conversions of its statistics, which are sums, are refused."""
-    made = tf_agents("ppo", scaled=True)
-    agent = load_agent(made.saved(tmp_path), "CartPole-v1", facts=made.facts)
+    case = tf_agents("ppo", scaled=True)
+    agent = load_agent(case.saved(tmp_path), "CartPole-v1", facts=case.facts)
     with torch.no_grad():
-        wanted = made.scores(torch.from_numpy(rows())).numpy()
-    require_close(agent.scores(rows()), wanted)
-    np.testing.assert_array_equal(agent.act(rows()), wanted.argmax(1))
+        expected = case.scores(torch.from_numpy(rows())).numpy()
+    require_close(agent.scores(rows()), expected)
+    np.testing.assert_array_equal(agent.act(rows()), expected.argmax(1))
 
 
 def categorical_dqn(folder: Path) -> tuple[str, Any]:
@@ -658,13 +658,13 @@ def test_the_best_action_of_equidistant_atoms_does_not_depend_on_their_values(
     path, net = categorical_dqn(tmp_path)
     with torch.no_grad():
         shares = net(torch.from_numpy(rows())).view(len(rows()), ACTIONS, -1).softmax(2)
-        wanted = (shares.double() * torch.linspace(least, most, 11)).sum(2).numpy()
+        expected = (shares.double() * torch.linspace(least, most, 11)).sum(2).numpy()
     for backend in ("numpy", "torch"):
-        found = load_agent(path, "CartPole-v1", facts=AgentFacts(activations=("elu",)), backend=backend)
-        np.testing.assert_array_equal(found.act(rows()), wanted.argmax(1))
-    assert any("11 atoms" in each for each in found.assumed)
+        agent = load_agent(path, "CartPole-v1", facts=AgentFacts(activations=("elu",)), backend=backend)
+        np.testing.assert_array_equal(agent.act(rows()), expected.argmax(1))
+    assert any("11 atoms" in assumption for assumption in agent.assumed)
     if most == 10:
-        require_close(found.scores(rows()), wanted)
+        require_close(agent.scores(rows()), expected)
 
 
 def test_without_an_environment_the_number_of_atoms_is_asked_for(tmp_path: Path) -> None:
@@ -685,13 +685,13 @@ def test_the_values_of_atoms_are_written_where_the_source_has_no_tensor(
 ) -> None:
     torch.manual_seed(4)
     if source == "rllib":
-        made = rllib_dqn(dueling=False, atoms=11)
-        path, facts, ends = made.saved(tmp_path), AgentFacts(), (-3, 7)
+        case = rllib_dqn(dueling=False, atoms=11)
+        path, facts, ends = case.saved(tmp_path), AgentFacts(), (-3, 7)
     else:
         path, facts, ends = categorical_dqn(tmp_path)[0], AgentFacts(activations=("elu",)), (-10, 10)
     target = str(tmp_path / ("out.cleanrl_model" if to == "cleanrl" else "out.pt"))
-    given = replace(facts, env="CartPole-v1")
-    assert convert(path, target, to=to, facts=given, allow_missing=to == "cleanrl").written
+    facts_given = replace(facts, env="CartPole-v1")
+    assert convert(path, target, to=to, facts=facts_given, allow_missing=to == "cleanrl").written
     saved = torch.load(target, weights_only=True)
     support = saved["policy.support"] if to == "tianshou" else saved["model_weights"]["atoms"]
     torch.testing.assert_close(support, torch.linspace(*ends, 11))
@@ -721,7 +721,7 @@ def rllib_noisy(folder: Path, *, dueling: bool, atoms: int) -> tuple[str, Callab
                     for n, s in (shapes | {f"sigma_{k}": v for k, v in shapes.items()}).items()
                 }
                 nets.setdefault(module, []).append(layer)
-                weights |= {f"{module}.{name}.{n}": each.numpy() for n, each in layer.items()}
+                weights |= {f"{module}.{name}.{n}": tensor.numpy() for n, tensor in layer.items()}
     space = {"type": "discrete", "space": {"n": ACTIONS, "start": 0}}
     state = {"weights": weights, "policy_spec": {"action_space": space}}
     model = {"fcnet_activation": "elu", "fcnet_hiddens": [7, 5]}
@@ -730,7 +730,7 @@ def rllib_noisy(folder: Path, *, dueling: bool, atoms: int) -> tuple[str, Callab
 
     def scores(obs: Any, factors: Any) -> Any:
         """Return what a pass of one row computes, for each row."""
-        found = []
+        rows_ = []
         for row, mine in zip(torch.from_numpy(obs), map(iter, torch.from_numpy(factors)), strict=True):
             outputs = []
             for net in nets.values():
@@ -746,8 +746,8 @@ def rllib_noisy(folder: Path, *, dueling: bool, atoms: int) -> tuple[str, Callab
             if dueling:
                 values = values - values.mean(0, keepdim=True) + outputs[1]
             support = torch.linspace(-3.0, 7.0, atoms)
-            found.append((values.softmax(1) * support).sum(1) if atoms > 1 else values[:, 0])
-        return torch.stack(found).detach().numpy()
+            rows_.append((values.softmax(1) * support).sum(1) if atoms > 1 else values[:, 0])
+        return torch.stack(rows_).detach().numpy()
 
     return put_rllib(folder, state, config), scores, number
 
@@ -761,13 +761,13 @@ def test_noise_of_rllibs_layers_is_drawn(*, dueling: bool, atoms: int, backend: 
     torch.manual_seed(4)
     path, scores, number = rllib_noisy(tmp_path / "agent", dueling=dueling, atoms=atoms)
     with load_agent(path, "CartPole-v1", backend=backend) as agent:
-        found = agent.act(rows(), deterministic=False)
+        actions = agent.act(rows(), deterministic=False)
         draws = ActionSampler.stream(0)
         normal = np.stack([draws.standard_normal(number) for _ in rows()])
         factors = (np.sign(normal) * np.sqrt(abs(normal))).astype("f4")
-        wanted = scores(rows(), factors)
-        assert len(set(wanted.argmax(1))) == ACTIONS
-        np.testing.assert_array_equal(found, wanted.argmax(1))
+        expected = scores(rows(), factors)
+        assert len(set(expected.argmax(1))) == ACTIONS
+        np.testing.assert_array_equal(actions, expected.argmax(1))
         np.testing.assert_array_equal(
             agent.act(torch.from_numpy(rows()), deterministic=False).numpy() < 9, True
         )
@@ -806,7 +806,7 @@ def test_noisy_layers_play_with_the_hint_of_their_refusal(noisy: str) -> None:
         evaluate(noisy, "CartPole-v1")
     assert "--stochastic" in str(caught.value.hint)
     played = [evaluate(noisy, "CartPole-v1", Protocol(episodes=3, stochastic=True)) for _ in range(2)]
-    assert len({tuple(each.rollout.returns.tolist()) for each in played}) == 1
+    assert len({tuple(evaluation.rollout.returns.tolist()) for evaluation in played}) == 1
 
 
 @pytest.mark.parametrize("to", ["torch", "tf", "keras", "tianshou", "sb3", "onnx"])
@@ -840,15 +840,15 @@ def test_scaled_values_of_elegantrl_are_refused(tmp_path: Path) -> None:
 
 def test_a_dueling_network_of_keras_rl_has_one_output_more(tmp_path: Path) -> None:
     """rl/agents/dqn.py: a Lambda adds the first output to the others less their mean."""
-    path, wanted = dueling_keras_rl(tmp_path)
+    path, expected = dueling_keras_rl(tmp_path)
     facts = AgentFacts(activations=("elu",))
     for backend in ("numpy", "torch"):
         agent = load_agent(path, "CartPole-v1", facts=facts, backend=backend)
-        require_close(agent.scores(rows()), wanted)
-        np.testing.assert_array_equal(agent.act(rows()), wanted.argmax(1))
-    assert any("dueling" in each for each in agent.assumed)
+        require_close(agent.scores(rows()), expected)
+        np.testing.assert_array_equal(agent.act(rows()), expected.argmax(1))
+    assert any("dueling" in assumption for assumption in agent.assumed)
     # Without an environment the outputs may be as many actions.
-    assert any("dueling" in each.value for each in load_agent(path, facts=facts).ledger)
+    assert any("dueling" in entry.value for entry in load_agent(path, facts=facts).ledger)
     with pytest.raises(EnvironmentMismatchError):
         load_agent(path, "MountainCar-v0", facts=facts)
 
@@ -858,28 +858,28 @@ def dueling_keras_rl(folder: Path) -> tuple[str, np.ndarray]:
     net = mlp(ACTIONS + 1)
     hdf5(arrays_of(net, ["dense", "dense_1", "dense_2"], ("kernel", "bias")), folder / "dqn_weights.h5f")
     with torch.no_grad():
-        found = net(torch.from_numpy(rows()))
-        wanted = found[:, :1] + found[:, 1:] - found[:, 1:].mean(1, keepdim=True)
-    return str(folder / "dqn_weights.h5f"), wanted.numpy()
+        values = net(torch.from_numpy(rows()))
+        expected = values[:, :1] + values[:, 1:] - values[:, 1:].mean(1, keepdim=True)
+    return str(folder / "dqn_weights.h5f"), expected.numpy()
 
 
 def test_a_dueling_network_of_keras_rl_moves_to_tianshou(tmp_path: Path) -> None:
-    path, wanted = dueling_keras_rl(tmp_path)
-    target, given = str(tmp_path / "there.pt"), AgentFacts(activations=("elu",), env="CartPole-v1")
-    assert convert(path, target, to="tianshou", facts=given).written
+    path, expected = dueling_keras_rl(tmp_path)
+    target, facts = str(tmp_path / "there.pt"), AgentFacts(activations=("elu",), env="CartPole-v1")
+    assert convert(path, target, to="tianshou", facts=facts).written
     state = torch.load(target, weights_only=True)
     assert state["policy.model.Q.model.0.weight"].shape == (ACTIONS, 5)
     assert state["policy.model.V.model.0.weight"].shape == (1, 5)
-    require_close(tianshou_scores(state, torch.from_numpy(rows())).numpy(), wanted)
-    require_close(load_agent(target, "CartPole-v1").scores(rows()), wanted)
+    require_close(tianshou_scores(state, torch.from_numpy(rows())).numpy(), expected)
+    require_close(load_agent(target, "CartPole-v1").scores(rows()), expected)
 
 
 @pytest.mark.parametrize("to", ["sb3", "cleanrl", "skrl"])
 def test_values_in_front_of_advantages_are_not_written_as_actions(to: str, tmp_path: Path) -> None:
     path, _ = dueling_keras_rl(tmp_path)
-    given = AgentFacts(activations=("elu",), env="CartPole-v1")
+    facts = AgentFacts(activations=("elu",), env="CartPole-v1")
     with pytest.raises(UnsupportedError) as caught:
-        convert(path, str(tmp_path / ("there.zip" if to == "sb3" else "there")), to=to, facts=given)
+        convert(path, str(tmp_path / ("there.zip" if to == "sb3" else "there")), to=to, facts=facts)
     assert caught.value.found == "value_first"
 
 
@@ -932,15 +932,15 @@ class Fractions(nn.Module):
 def test_fractions_that_a_network_proposes_are_those_of_fqf(version: str, tmp_path: Path) -> None:
     torch.manual_seed(4)
     network = Fractions()
-    path, wanted = network.save(tmp_path / "policy.pth", version), network.scores(rows())
-    assert len(set(wanted.argmax(1))) == ACTIONS
+    path, expected = network.save(tmp_path / "policy.pth", version), network.scores(rows())
+    assert len(set(expected.argmax(1))) == ACTIONS
     for activations in (("elu",), ("elu", "linear", "elu")):
         facts = AgentFacts(activations=activations)
         for backend in ("numpy", "torch") if version == "2.x" else ("numpy",):
-            found = load_agent(path, "CartPole-v1", facts=facts, backend=backend)
+            loaded = load_agent(path, "CartPole-v1", facts=facts, backend=backend)
             # The cosines of up to 13 pi.
-            assert np.abs(found.scores(rows()) - wanted).max() <= 1e-6 * 13 * np.pi
-            np.testing.assert_array_equal(found.act(rows()), wanted.argmax(1))
+            assert np.abs(loaded.scores(rows()) - expected).max() <= 1e-6 * 13 * np.pi
+            np.testing.assert_array_equal(loaded.act(rows()), expected.argmax(1))
     for env in ("MountainCar-v0", "Acrobot-v1"):
         with pytest.raises(EnvironmentMismatchError):
             load_agent(path, env, facts=facts)
@@ -984,7 +984,7 @@ def test_fractions_of_iqn_are_drawn(tmp_path: Path) -> None:
         evaluate(path, "CartPole-v1", facts=facts)
     assert "--stochastic" in str(caught.value.hint)
     result = evaluate(path, "CartPole-v1", Protocol(episodes=3, stochastic=True), facts=facts)
-    assert any("sample_size" in each for each in result.assumed)
+    assert any("sample_size" in assumption for assumption in result.assumed)
     again = evaluate(path, "CartPole-v1", Protocol(episodes=3, stochastic=True), facts=facts)
     assert again.rollout.returns.tolist() == result.rollout.returns.tolist()
 
@@ -1005,14 +1005,14 @@ def test_iqn_acts_with_drawn_fractions(
         pytest.skip(f"{backend} is not installed")
     path, facts, network = iqn
     with load_agent(path, env, facts=facts, backend=backend) as agent:
-        assert any("sample_size" in each for each in agent.assumed)
-        found = agent.act(rows(), deterministic=False)
+        assert any("sample_size" in assumption for assumption in agent.assumed)
+        actions = agent.act(rows(), deterministic=False)
         draws = ActionSampler.stream(0)
         fractions = np.stack([draws.random(32) for _ in rows()]).astype("f4")
-        np.testing.assert_array_equal(found, network.scores(rows(), torch.from_numpy(fractions)).argmax(1))
+        np.testing.assert_array_equal(actions, network.scores(rows(), torch.from_numpy(fractions)).argmax(1))
         agent.seed(0)
         tensor = agent.act(torch.from_numpy(rows()), deterministic=False)
-        np.testing.assert_array_equal(tensor.numpy(), found)
+        np.testing.assert_array_equal(tensor.numpy(), actions)
 
 
 @pytest.mark.parametrize("call", WITHOUT_DRAWING.values(), ids=WITHOUT_DRAWING)
@@ -1055,12 +1055,12 @@ def test_drawn_fractions_are_inputs_of_the_network(tmp_path: Path) -> None:
     settings, sampler = read_sampling(agent, part, settings, Protocol(stochastic=True))
     built = numpy_backend.build(policy_network(agent.tree, part, settings))
     streams = [np.random.default_rng(number) for number in range(len(rows()))]
-    given = sampler.with_noise(rows(), streams)
-    fractions = torch.from_numpy(given[NOISE]).float()
+    inputs = sampler.with_noise(rows(), streams)
+    fractions = torch.from_numpy(inputs[NOISE]).float()
     assert 0 <= fractions.min() < 0.01 < 0.99 < fractions.max() <= 1
-    wanted = network.scores(rows(), fractions).argmax(1)
-    found, _ = built.step({name: each.astype(np.float32) for name, each in given.items()})
-    np.testing.assert_array_equal(found[:, 0], wanted)
+    expected = network.scores(rows(), fractions).argmax(1)
+    outputs, _ = built.step({name: array.astype(np.float32) for name, array in inputs.items()})
+    np.testing.assert_array_equal(outputs[:, 0], expected)
 
 
 def bdq(path: Path) -> Callable[[np.ndarray], np.ndarray]:
@@ -1078,8 +1078,8 @@ def bdq(path: Path) -> Callable[[np.ndarray], np.ndarray]:
     def scores(obs: np.ndarray) -> np.ndarray:
         with torch.no_grad():
             common = trunk(torch.from_numpy(obs))
-            found = torch.stack([branch(common) for branch in branches], 1)
-            return (value(common)[:, None] + found - found.mean(2, keepdim=True)).numpy()
+            values = torch.stack([branch(common) for branch in branches], 1)
+            return (value(common)[:, None] + values - values.mean(2, keepdim=True)).numpy()
 
     return scores
 
@@ -1087,13 +1087,13 @@ def bdq(path: Path) -> Callable[[np.ndarray], np.ndarray]:
 def test_branches_choose_one_action_each(tmp_path: Path) -> None:
     torch.manual_seed(4)
     path, facts = tmp_path / "policy.pth", AgentFacts(activations=("elu",))
-    wanted = bdq(path)(rows())
+    expected = bdq(path)(rows())
     for backend in ("numpy", "torch"):
-        found = load_agent(str(path), facts=facts, backend=backend)
-        require_close(found.scores(rows()), wanted.reshape(len(wanted), -1))
-        np.testing.assert_array_equal(found.act(rows()), wanted.argmax(2))
-    assert found.choices is not None
-    assert found.choices.title == "MultiDiscrete([4, 4, 4])"
+        loaded = load_agent(str(path), facts=facts, backend=backend)
+        require_close(loaded.scores(rows()), expected.reshape(len(expected), -1))
+        np.testing.assert_array_equal(loaded.act(rows()), expected.argmax(2))
+    assert loaded.choices is not None
+    assert loaded.choices.title == "MultiDiscrete([4, 4, 4])"
     with pytest.raises(EnvironmentMismatchError):
         load_agent(str(path), "CartPole-v1", facts=facts)
 
@@ -1103,12 +1103,12 @@ def test_converted_branches_choose_the_same(to: str, tmp_path: Path) -> None:
     torch.manual_seed(4)
     path, target = tmp_path / "policy.pth", str(tmp_path / ("out.onnx" if to == "onnx" else "out.pt"))
     target = str(tmp_path / "out") if to == "tf" else target
-    wanted = bdq(path)(rows())
+    expected = bdq(path)(rows())
     facts = AgentFacts(activations=("elu",))
     assert convert(str(path), target, to=to, facts=facts, allow_missing=to == "tianshou").written
-    np.testing.assert_array_equal(load_agent(target).act(rows()), wanted.argmax(2))
+    np.testing.assert_array_equal(load_agent(target).act(rows()), expected.argmax(2))
     if to == "tianshou":
-        first, second = (torch.load(each, weights_only=True) for each in (path, target))
+        first, second = (torch.load(file, weights_only=True) for file in (path, target))
         assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 

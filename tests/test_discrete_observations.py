@@ -122,7 +122,7 @@ def test_an_agent_predicts_as_its_library_does(agents: Any, name: str, backend: 
     np.testing.assert_allclose(actions, answer[name]["actions"], rtol=1e-5, atol=1e-5)
     first = {key: value[0] for key, value in obs.items()} if isinstance(obs, dict) else obs[0]
     np.testing.assert_allclose(agent.act(first), answer[name]["first"], rtol=1e-5, atol=1e-5)
-    assert not any("one-hot" in each for each in agent.assumed)  # the file records the space
+    assert not any("one-hot" in assumption for assumption in agent.assumed)  # the file records the space
     space = agent.observation_space
     assert space.contains(first) or space.contains({k: np.asarray(v) for k, v in first.items()})
 
@@ -135,7 +135,7 @@ def test_eval_returns_what_the_library_does(agents: Any, name: str) -> None:
     words = ("--env", ENVIRONMENTS[name], "--episodes", "4", "--json", *more)
     done = in_process("eval", str(folder / f"{name}.zip"), *words).json()
     assert done["returns"] == answer[name]["returns"]
-    assert not any("one-hot" in each for each in done["assumed"])
+    assert not any("one-hot" in assumption for assumption in done["assumed"])
 
 
 @needs_library
@@ -168,13 +168,13 @@ def test_a_converted_agent_plays_the_same_and_names_the_encoding(agents: Any, tm
         onnxruntime = pytest.importorskip("onnxruntime")
         session = onnxruntime.InferenceSession(str(tmp_path / f"{name}.onnx"))
         _, actions = session.run(None, {"obs": rows})
-        wanted = np.array(answer[name]["actions"])
-        np.testing.assert_array_equal(actions.reshape(wanted.shape), wanted)
+        expected = np.array(answer[name]["actions"])
+        np.testing.assert_array_equal(actions.reshape(expected.shape), expected)
         restored = ckpttool.load_agent(str(tmp_path / f"{name}.onnx"))
-        np.testing.assert_array_equal(restored.act(rows), wanted)
+        np.testing.assert_array_equal(restored.act(rows), expected)
     played = ckpttool.evaluate(str(tmp_path / "dqn_lake.pt"), "FrozenLake-v1", ckpttool.Protocol(episodes=4))
     assert played.rollout.returns.tolist() == answer["dqn_lake"]["returns"]
-    assert any("one-hot" in each for each in played.assumed)
+    assert any("one-hot" in assumption for assumption in played.assumed)
 
 
 @needs_library
@@ -206,8 +206,8 @@ def test_the_parts_of_a_tuple_are_joined(tmp_path: Path) -> None:
     torch.save(net.state_dict(), tmp_path / "q_net.pt")
     facts = AgentFacts(activations="relu")
     how = ckpttool.Protocol(episodes=6)
-    found = ckpttool.evaluate(str(tmp_path / "q_net.pt"), "Blackjack-v1", how, facts=facts)
-    assert any("one-hot" in each for each in found.assumed)
+    evaluation = ckpttool.evaluate(str(tmp_path / "q_net.pt"), "Blackjack-v1", how, facts=facts)
+    assert any("one-hot" in assumption for assumption in evaluation.assumed)
     returns = []
     for seed in range(1000, 1006):
         env = gymnasium.wrappers.FlattenObservation(gymnasium.make("Blackjack-v1"))
@@ -219,4 +219,4 @@ def test_the_parts_of_a_tuple_are_joined(tmp_path: Path) -> None:
             obs, reward, terminated, truncated, _ = env.step(action)
             total, over = total + float(reward), terminated or truncated
         returns.append(total)
-    assert found.rollout.returns.tolist() == returns
+    assert evaluation.rollout.returns.tolist() == returns

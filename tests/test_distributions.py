@@ -201,12 +201,12 @@ def test_actions_are_drawn_as_the_librarys_code_draws_them(
     with torch.no_grad():
         expected = make(tmp_path)
         noise = ActionSampler.stream(3).standard_normal(expected.mean.shape)
-        mean, std = (torch.as_tensor(each).detach() for each in (expected.mean, expected.std))
+        mean, std = (torch.as_tensor(moment).detach() for moment in (expected.mean, expected.std))
         sample = expected.act(mean + std * torch.from_numpy(noise).float())
     agent = ckpttool.load_agent(str(expected.path), facts=AgentFacts(**expected.facts))
-    found = agent.distribution(expected.obs.numpy())
-    np.testing.assert_allclose(found[0], mean, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(found[1], std.expand_as(mean), rtol=1e-5, atol=1e-9)
+    distribution = agent.distribution(expected.obs.numpy())
+    np.testing.assert_allclose(distribution[0], mean, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(distribution[1], std.expand_as(mean), rtol=1e-5, atol=1e-9)
     agent.seed(3)
     actions = agent.act(expected.obs.numpy(), deterministic=False)
     np.testing.assert_allclose(actions, sample, rtol=1e-4, atol=1e-4)
@@ -215,9 +215,9 @@ def test_actions_are_drawn_as_the_librarys_code_draws_them(
 def test_defaults_that_no_file_contains_are_named(tmp_path: Path) -> None:
     expected = skrl_ppo(tmp_path)
     agent = ckpttool.load_agent(str(expected.path), facts=AgentFacts(**expected.facts))
-    assert not any("deviation" in each for each in agent.assumed)
+    assert not any("deviation" in assumption for assumption in agent.assumed)
     agent.act(expected.obs.numpy(), deterministic=False)
-    assert any("deviation" in each for each in agent.assumed)
+    assert any("deviation" in assumption for assumption in agent.assumed)
 
 
 def test_a_deviation_without_its_algorithm_is_not_used(tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ def test_readers_see_the_name_of_a_file_above_its_block() -> None:
 
 
 def marked(page: Path) -> Any:
-    wanted = {module for block in blocks(page) for module in block.notes.get("needs", "").split()}
-    marks = [mark for module, mark in MARKS.items() if module in wanted]
+    required = {module for block in blocks(page) for module in block.notes.get("needs", "").split()}
+    marks = [mark for module, mark in MARKS.items() if module in required]
     return pytest.param(page, marks=marks, id=named(page))
 
 
@@ -118,24 +118,24 @@ def links(page: Path) -> list[str]:
 
 
 def test_every_relative_link_leads_somewhere() -> None:
-    for page, target in [(each, target) for each in LINKED for target in links(each)]:
+    for page, target in [(source, target) for source in LINKED for target in links(source)]:
         if "://" in target:
             continue
         file, _, anchor = target.partition("#")
-        found = (page.parent / file).resolve() if file else page
-        assert found.exists(), f"{named(page)} links to {target}"
-        assert not anchor or anchor in anchors(found), f"{named(page)} links to {target}"
+        target_page = (page.parent / file).resolve() if file else page
+        assert target_page.exists(), f"{named(page)} links to {target}"
+        assert not anchor or anchor in anchors(target_page), f"{named(page)} links to {target}"
 
 
 def test_every_page_can_be_reached_from_the_index() -> None:
-    seen, waiting = set(), [DOCS / "index.md"]
+    visited, waiting = set(), [DOCS / "index.md"]
     while waiting:
         page = waiting.pop()
-        if page not in seen and page.suffix == ".md":
-            seen.add(page)
+        if page not in visited and page.suffix == ".md":
+            visited.add(page)
             links = re.findall(r"\]\(([^)\s#]+)", page.read_text(encoding="utf-8"))
             waiting += [(page.parent / link).resolve() for link in links if "://" not in link]
-    assert set(DOCS.rglob("*.md")) <= seen
+    assert set(DOCS.rglob("*.md")) <= visited
 
 
 def generate(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -155,9 +155,9 @@ def test_the_command_reference_is_up_to_date() -> None:
 def test_every_command_is_explained() -> None:
     from ckpttool.cli.app import COMMANDS
 
-    told = "".join(p.read_text(encoding="utf-8") for p in PAGES if p.name != "cli.md")
+    text = "".join(p.read_text(encoding="utf-8") for p in PAGES if p.name != "cli.md")
     for command in COMMANDS:
-        assert f"ckpttool {command.name}" in told
+        assert f"ckpttool {command.name}" in text
 
 
 def test_every_kind_of_error_is_explained() -> None:

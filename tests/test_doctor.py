@@ -29,14 +29,14 @@ from tests.trees import attributes, leaf, torch_tree
 
 
 def topics(found: Diagnosis) -> list[str]:
-    return [each.topic for each in found.findings]
+    return [finding.topic for finding in found.findings]
 
 
 def copied(folder: Path, **changes: Any) -> str:
     """Return a copy of the sample whose sidecar says something else."""
     path = shutil.copy(TORCH_SAMPLE, folder / "agent.pt")
-    told = json.loads(Path(f"{TORCH_SAMPLE}.ckpttool.json").read_text())
-    Path(f"{path}.ckpttool.json").write_text(json.dumps({**told, **changes}))
+    record = json.loads(Path(f"{TORCH_SAMPLE}.ckpttool.json").read_text())
+    Path(f"{path}.ckpttool.json").write_text(json.dumps({**record, **changes}))
     return str(path)
 
 
@@ -52,18 +52,18 @@ def test_code_in_a_pickle_is_found_and_its_data_can_be_had(tmp_path: Path) -> No
     (tmp_path / "x.pkl").write_bytes(data)
     ran = in_process("doctor", tmp_path / "x.pkl", "--json")
     assert ran.status == 1
-    found = ran.json()["findings"]
-    assert [each["topic"] for each in found] == ["loading"]
-    assert name in found[0]["sentence"]
-    assert found[0]["fix"].startswith("ckpttool convert ")
+    findings = ran.json()["findings"]
+    assert [finding["topic"] for finding in findings] == ["loading"]
+    assert name in findings[0]["sentence"]
+    assert findings[0]["fix"].startswith("ckpttool convert ")
 
 
 @pytest.mark.parametrize("command", ["doctor", "check"])
 def test_a_command_that_mends_takes_the_name_as_one_word(command: str, tmp_path: Path) -> None:
     path = tmp_path / "$(touch x) y.pkl"
     path.write_bytes(ACTING["GLOBAL + REDUCE"][0])
-    found = in_process(command, path, "--json").json()
-    (finding,) = found["findings"] if command == "doctor" else found["checkpoints"][0]["findings"]
+    document = in_process(command, path, "--json").json()
+    (finding,) = document["findings"] if command == "doctor" else document["checkpoints"][0]["findings"]
     assert shlex.split(finding["fix"]) == ["ckpttool", "convert", str(path), "safe.npz", "--allow-missing"]
 
 
@@ -73,8 +73,8 @@ def test_nan_is_found_with_its_place(tmp_path: Path, golden: Golden) -> None:
     array = tree[path].array().copy()  # type: ignore[union-attr]
     array[3, 1] = np.nan
     save(Tree({**tree.leaves, path: leaf(array, "critic.q2.l1.weight")}), str(tmp_path / "x.pt"))
-    found = diagnose(str(tmp_path / "x.pt"), env="Pendulum-v1")
-    (finding,) = (each for each in found.findings if each.topic == "numbers")
+    diagnosis = diagnose(str(tmp_path / "x.pt"), env="Pendulum-v1")
+    (finding,) = (finding for finding in diagnosis.findings if finding.topic == "numbers")
     golden(finding.sentence)
 
 
@@ -90,9 +90,9 @@ def test_moments_without_a_weight_are_found() -> None:
 def test_an_environment_that_does_not_fit_is_found_with_those_that_would(
     tmp_path: Path, golden: Golden
 ) -> None:
-    found = diagnose(copied(tmp_path), env="MountainCarContinuous-v0")
-    assert "environment" in topics(found)
-    sentence = next(each for each in found.findings if each.topic == "environment")
+    diagnosis = diagnose(copied(tmp_path), env="MountainCarContinuous-v0")
+    assert "environment" in topics(diagnosis)
+    sentence = next(finding for finding in diagnosis.findings if finding.topic == "environment")
     golden(sentence.sentence)
     assert "Pendulum" in str(sentence.fix)
 
@@ -100,26 +100,26 @@ def test_an_environment_that_does_not_fit_is_found_with_those_that_would(
 @pytest.mark.environment
 def test_drift_and_unknown_environments_are_found(tmp_path: Path) -> None:
     old = diagnose(copied(tmp_path, env={"id": "Pendulum-v1", "gymnasium": "0.26.0"}))
-    assert [each.sentence for each in old.findings if "gymnasium 0.26.0" in each.sentence]
+    assert [finding.sentence for finding in old.findings if "gymnasium 0.26.0" in finding.sentence]
     gone = diagnose(copied(tmp_path, env={"id": "Pendulum-v77"}))
     assert "environment" in topics(gone)
 
 
 def test_a_module_that_a_sidecar_names_is_found_and_not_imported(tmp_path: Path, golden: Golden) -> None:
-    found = diagnose(copied(tmp_path, env={"id": "evil_module:Env-v0"}))
-    golden(next(each.sentence for each in found.findings if each.topic == "environment"))
+    diagnosis = diagnose(copied(tmp_path, env={"id": "evil_module:Env-v0"}))
+    golden(next(finding.sentence for finding in diagnosis.findings if finding.topic == "environment"))
 
 
 def test_a_sidecar_of_other_weights_is_found(tmp_path: Path, golden: Golden) -> None:
-    found = diagnose(copied(tmp_path, target_sha256="0" * 64))
-    golden("\n".join(each.sentence for each in found.findings))
-    assert any("--env" in note for note in found.notes)
+    diagnosis = diagnose(copied(tmp_path, target_sha256="0" * 64))
+    golden("\n".join(finding.sentence for finding in diagnosis.findings))
+    assert any("--env" in note for note in diagnosis.notes)
 
 
 def test_facts_that_nothing_tells_are_found(tmp_path: Path) -> None:
     save(torch_tree(fujimoto_set()), str(tmp_path / "agent.pt"))  # type: ignore[arg-type]
-    found = diagnose(str(tmp_path / "agent.pt"))
-    assert any("action bounds" in each.sentence for each in found.findings if each.topic == "agent")
+    diagnosis = diagnose(str(tmp_path / "agent.pt"))
+    assert any("action bounds" in item.sentence for item in diagnosis.findings if item.topic == "agent")
 
 
 def test_damage_is_an_error_and_no_finding(tmp_path: Path) -> None:
@@ -139,16 +139,16 @@ def test_damage_is_an_error_and_no_finding(tmp_path: Path) -> None:
 def test_a_checkpoint_is_recognised_once(
     command: list[Any], times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    names = []
 
     def counted(tree: Tree, name: str, layout: str | None = None) -> RecognizedAgent | None:
-        asked.append(name)
+        names.append(name)
         return recognize_tree(tree, name, layout)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ckpttool.libraries.recognize.recognize_tree", counted)
     assert in_process(*command).status == 0
-    assert len(asked) == times
+    assert len(names) == times
 
 
 @pytest.mark.parametrize(("tensors", "command"), [(2, "doctor"), (9, "check"), (1, "convert")])
@@ -184,11 +184,11 @@ def test_a_sidecar_that_knows_no_statistics_hides_no_finding(
 
 def test_a_receipt_says_of_statistics_what_the_source_did(tmp_path: Path) -> None:
     target, untold = tmp_path / "x.zip", tmp_path / "untold.zip"
-    for source, told in ((TORCH_SAMPLE, True), (untold, False)):
+    for source, is_stated in ((TORCH_SAMPLE, True), (untold, False)):
         assert convert(str(source), str(target), to="sb2", allow_missing=True, force=True).written
         ledger = restore_agent(str(target)).ledger
         unknown = [e for e in ledger if e.what == "observation statistics" and e.use == "cannot be known"]
-        assert bool(unknown) != told
+        assert bool(unknown) != is_stated
         shutil.copy(target, untold)
 
 
@@ -203,8 +203,8 @@ def test_a_checkpoint_without_weights_is_a_finding(tmp_path: Path, command: str)
         ran = in_process(command, tmp_path / name, "--json")
         assert ran.status == 1, name
         document = ran.json()
-        found = document["findings"] if command == "doctor" else document["checkpoints"][0]["findings"]
-        assert "model" in {each["topic"] for each in found}
+        findings = document["findings"] if command == "doctor" else document["checkpoints"][0]["findings"]
+        assert "model" in {finding["topic"] for finding in findings}
 
 
 def test_an_empty_network_beside_a_full_one_is_a_finding(tmp_path: Path) -> None:
@@ -215,5 +215,5 @@ def test_an_empty_network_beside_a_full_one_is_a_finding(tmp_path: Path) -> None
         {(): Container("dict"), (key("actor"),): Container("dict"), (key("critic"),): Container("dict")},
     )
     save(tree, str(tmp_path / "x.pt"))
-    found = [each for each in diagnose(str(tmp_path / "x.pt")).findings if each.topic == "model"]
-    assert [each.sentence.split()[0] for each in found] == ["actor"]
+    findings = [finding for finding in diagnose(str(tmp_path / "x.pt")).findings if finding.topic == "model"]
+    assert [finding.sentence.split()[0] for finding in findings] == ["actor"]

@@ -60,7 +60,7 @@ def test_values_are_counted_where_strings_are_full_of_marks(read: Read) -> None:
     # Long enough that the parts in which the text is split end in strings and within escapes.
     for _ in range(6):
         names = ["".join(choose.choices('"\\\\,[{é\n', k=choose.randrange(40))) for _ in range(8_000)]
-        text = {"a": [each if choose.randrange(3) else [each, {}] for each in names]}
+        text = {"a": [name if choose.randrange(3) else [name, {}] for name in names]}
         data = json.dumps(text, ensure_ascii=bool(choose.randrange(2))).encode()
         bare = re.sub(rb'"(?:[^"\\]|\\.)*"', b"", data)
         count = sum(map(bare.count, (b",", b"[", b"{")))

@@ -49,9 +49,9 @@ def td3() -> ModuleGraph:
 def test_every_module_is_one_box_held_by_one_other(td3: ModuleGraph) -> None:
     paths = [node.module.path for node in td3.nodes]
     assert len(paths) == len(set(paths)) == 30
-    held = [(a, b) for a, b, _ in edges(td3, "child")]
-    assert len(held) == 29
-    assert all(b.rpartition("/")[0] == a for a, b in held)
+    children = [(a, b) for a, b, _ in edges(td3, "child")]
+    assert len(children) == 29
+    assert all(b.rpartition("/")[0] == a for a, b in children)
     (layer,) = (node for node in td3.nodes if node.module.path == "policy/critic/q2/l1")
     assert [tuple(v) for v in layer.variables] == [
         ("kernel", "float32", (4, 64)),
@@ -64,17 +64,17 @@ def test_every_module_is_one_box_held_by_one_other(td3: ModuleGraph) -> None:
     ("path", "prefix", "slots"), [(TF_SAMPLE, "policy/", "m, v"), (TORCH_SAMPLE, "", "exp_avg, exp_avg_sq")]
 )
 def test_an_optimizer_leads_to_the_network_that_it_trains(path: Path, prefix: str, slots: str) -> None:
-    found = build_module_graph(summary(str(path)))
-    assert edges(found, "slot") == {
+    graph = build_module_graph(summary(str(path)))
+    assert edges(graph, "slot") == {
         (f"{prefix}{name}_optimizer", f"{prefix}{name}", slots) for name in ("actor", "critic")
     }
-    (optimizer,) = (n for n in found.nodes if n.module.path == f"{prefix}critic_optimizer")
+    (optimizer,) = (n for n in graph.nodes if n.module.path == f"{prefix}critic_optimizer")
     assert optimizer.slots == 24
     assert not any(v.name.isdigit() for v in optimizer.variables)
 
 
 def test_a_shared_module_is_drawn_once() -> None:
-    found = build_module_graph(
+    graph = build_module_graph(
         listing(
             rows(
                 ("a/encoder/l1/w", (2,), {"aliases": ("b/trunk/l1/w", "opt/_list/0")}),
@@ -84,12 +84,12 @@ def test_a_shared_module_is_drawn_once() -> None:
             )
         )
     )
-    assert edges(found, "alias") == {("b", "a/encoder", "trunk"), ("b", "a/head", "tied")}
-    assert [node.module.path for node in found.nodes].count("a/encoder") == 1
+    assert edges(graph, "alias") == {("b", "a/encoder", "trunk"), ("b", "a/head", "tied")}
+    assert [node.module.path for node in graph.nodes].count("a/encoder") == 1
 
 
 def test_a_module_of_which_only_a_part_is_shared_is_not_the_same() -> None:
-    found = build_module_graph(
+    graph = build_module_graph(
         listing(
             rows(
                 ("a/l1/w", (2,), {"aliases": ("b/l1/w",)}), ("a/l1/b", (2,), {}),
@@ -97,11 +97,11 @@ def test_a_module_of_which_only_a_part_is_shared_is_not_the_same() -> None:
             )
         )
     )  # fmt: skip
-    assert edges(found, "alias") == {("b", "a/l1", "l1/w"), ("b", "a/l2", "l2")}
+    assert edges(graph, "alias") == {("b", "a/l1", "l1/w"), ("b", "a/l2", "l2")}
 
 
 def test_slots_beside_their_variable_are_no_optimizer() -> None:
-    found = build_module_graph(
+    graph = build_module_graph(
         listing(
             rows(
                 ("dense/kernel", (2,), {}),
@@ -111,14 +111,14 @@ def test_slots_beside_their_variable_are_no_optimizer() -> None:
             )
         )
     )
-    assert [node.module.path for node in found.nodes] == ["", "dense"]
-    assert not edges(found, "slot")
-    assert [v.name for v in found.nodes[1].variables] == ["kernel", "bias"]
+    assert [node.module.path for node in graph.nodes] == ["", "dense"]
+    assert not edges(graph, "slot")
+    assert [v.name for v in graph.nodes[1].variables] == ["kernel", "bias"]
 
 
 def test_what_is_folded_is_said() -> None:
-    found = summary(str(TF_SAMPLE))
-    shallow = build_module_graph(found, 2)
+    result = summary(str(TF_SAMPLE))
+    shallow = build_module_graph(result, 2)
     assert {node.level for node in shallow.nodes} == {0, 1, 2}
     folded = {node.name: node.folded for node in shallow.nodes if node.folded}
     assert folded == {"actor": 6, "actor_target": 6, "critic": 12, "critic_target": 12}
@@ -129,9 +129,9 @@ def test_what_is_folded_is_said() -> None:
 @pytest.mark.long
 def test_a_large_checkpoint_is_drawn_in_seconds(tmp_path: Path, golden: Golden) -> None:
     names = [f"block{n // 100}/layer{n // 2}/{'bias' if n % 2 else 'kernel'}" for n in range(10_000)]
-    found = listing(rows(*((name, (4,), {}) for name in names)))
+    result = listing(rows(*((name, (4,), {}) for name in names)))
     start = time.process_time()
-    small, large = build_module_graph(found), build_module_graph(found, 9)
+    small, large = build_module_graph(result), build_module_graph(result, 9)
     text = render_svg(large)
     assert time.process_time() - start < 20
     assert len(small.nodes) == 101 <= COMFORTABLE
@@ -142,17 +142,17 @@ def test_a_large_checkpoint_is_drawn_in_seconds(tmp_path: Path, golden: Golden) 
 
 
 def test_a_level_with_too_many_is_begun(golden: Golden) -> None:
-    found = build_module_graph(listing(rows(*((f"layers/{n}/w", (1,), {}) for n in range(1000)))))
-    assert len(found.nodes) == COMFORTABLE
-    golden(found.notes[0])
+    graph = build_module_graph(listing(rows(*((f"layers/{n}/w", (1,), {}) for n in range(1000)))))
+    assert len(graph.nodes) == COMFORTABLE
+    golden(graph.notes[0])
 
 
 @pytest.mark.long
 def test_a_deep_tree_needs_no_recursion() -> None:
     with limits.using(replace(limits.Limits(), path_depth=1500)):
-        found = listing(rows(*((f"{'s/' * n}w", (1,), {}) for n in range(1500))))
-    assert len(build_module_graph(found, 5000).nodes) == 1500
-    render_svg(build_module_graph(found, 5000))
+        result = listing(rows(*((f"{'s/' * n}w", (1,), {}) for n in range(1500))))
+    assert len(build_module_graph(result, 5000).nodes) == 1500
+    render_svg(build_module_graph(result, 5000))
 
 
 def test_an_empty_listing_is_one_box() -> None:
@@ -215,7 +215,7 @@ def test_modules_are_below_what_contains_them(td3: ModuleGraph) -> None:
     chain: list[tuple[float, str | None]] = []
     paths = []
     for x, name in rows:
-        chain = [*(each for each in chain if each[0] < x), (x, name)]
+        chain = [*(item for item in chain if item[0] < x), (x, name)]
         paths.append("/".join(str(step) for _, step in chain[1:]))
     assert sorted(paths) == sorted(node.module.path for node in td3.nodes)
 
@@ -284,8 +284,8 @@ def test_a_page_needs_nothing_and_runs_only_its_own_script(computation: Computat
     assert not [a for _, attributes in page.tags for a in attributes if a in ("src", "href")]
     (policy,) = (a["content"] for tag, a in page.tags if tag == "meta" and "http-equiv" in a)
     style, script = (re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[0] for tag in ("style", "script"))
-    digests = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (style, script)]
-    assert dict(each.split() for each in str(policy).split(";")) == {
+    digests = [base64.b64encode(hashlib.sha256(item.encode()).digest()).decode() for item in (style, script)]
+    assert dict(part.split() for part in str(policy).split(";")) == {
         "default-src": "'none'",
         "style-src": f"'sha256-{digests[0]}'",
         "script-src": f"'sha256-{digests[1]}'",
@@ -303,13 +303,13 @@ DOT_LINE = re.compile(
 
 
 def test_dot_has_one_statement_for_each_node_and_edge(td3: ModuleGraph) -> None:
-    for found in (td3, hostile(), shared_and_strange()):
-        first, *lines, last = render_dot(found).splitlines()
+    for graph in (td3, hostile(), shared_and_strange()):
+        first, *lines, last = render_dot(graph).splitlines()
         assert (first, last) == ("digraph checkpoint {", "}")
         assert [line for line in lines if not DOT_LINE.fullmatch(line)] == []
-        assert sum("->" in line.split('"')[0] for line in lines) == len(found.edges)
+        assert sum("->" in line.split('"')[0] for line in lines) == len(graph.edges)
         labels = [line for line in lines if re.match(r"  n\d+ \[", line)]
-        assert len(labels) == len(found.nodes)
+        assert len(labels) == len(graph.nodes)
     # \N would be the node's name; a backslash of ours is doubled, and a line ends with \l.
     assert r"\\N\\G\\" in render_dot(hostile())
     assert "style=dotted" in render_dot(td3)
@@ -334,16 +334,16 @@ def test_the_command_writes_a_new_file(tmp_path: Path, suffix: str, golden: Gold
 
 
 def test_what_cannot_be_drawn(tmp_path: Path, golden: Golden) -> None:
-    found = summary(str(TF_SAMPLE))
+    result = summary(str(TF_SAMPLE))
     with pytest.raises(UsageError) as caught:
-        drawings.write_drawing(found, str(tmp_path / "x.png"))
+        drawings.write_drawing(result, str(tmp_path / "x.png"))
     golden(caught.value)
     with pytest.raises(UsageError) as caught:
-        drawings.write_drawing(found, str(tmp_path / "none" / "x.svg"))
+        drawings.write_drawing(result, str(tmp_path / "none" / "x.svg"))
     golden(caught.value)
     (tmp_path / "d.svg").mkdir()
     with pytest.raises(TargetExistsError):
-        drawings.write_drawing(found, str(tmp_path / "d.svg"), force=True)
+        drawings.write_drawing(result, str(tmp_path / "d.svg"), force=True)
     save(torch_tree({"x": np.zeros(1, np.float32)}), str(tmp_path / "x.svg"), "torch")
     before = (tmp_path / "x.svg").read_bytes()
     ran = in_process("inspect", tmp_path / "x.svg", "--graph", tmp_path / "x.svg", "--force")

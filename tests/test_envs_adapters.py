@@ -31,19 +31,19 @@ PLACED = {"exclude_current_positions_from_observation": False}
 def observations(vector: VectorEnv, steps: int = 40) -> np.ndarray:
     """Return what is seen under equal actions, [steps, 2, obs_dim]; every other step moves one row alone."""
     rng, rows = np.random.default_rng(5), np.arange(2)
-    seen = []
+    arrays = []
     spec = vector.spec
     with vector:
         vector.reset(rows, rows)
         for number in range(steps):
             actions = rng.uniform(spec.action_low, spec.action_high, (2, spec.action_dim)).astype(np.float32)
             vector.step(actions, rows if number % 2 else rows[1:])
-            seen.append(np.array(vector.obs))
-    return np.array(seen)
+            arrays.append(np.array(vector.obs))
+    return np.array(arrays)
 
 
-def make(env_id: str, **asked: Any) -> VectorEnv:
-    return environments.make_vector_env(env_id, 2, trusted=True, **asked)
+def make(env_id: str, **options: Any) -> VectorEnv:
+    return environments.make_vector_env(env_id, 2, trusted=True, **options)
 
 
 # The versions share their dynamics and draws, so each is the referee of the other.
@@ -77,7 +77,7 @@ def test_the_policy_sees_what_the_other_version_shows(
     assert adapted.spec.id == played
     # A size alone is an assumption, and an adapter that was asked for is none.
     assert len(adapted.spec.assumed) == (0 if positions else 1)
-    assert any(f" {size} " in each for each in (*adapted.spec.assumed, *adapted.notes))
+    assert any(f" {size} " in sentence for sentence in (*adapted.spec.assumed, *adapted.notes))
     np.testing.assert_allclose(observations(adapted), expected, rtol=1e-6, atol=1e-6)
 
 
@@ -166,8 +166,8 @@ class TestRefusals:
 
 
 def test_help_lists_the_adapters() -> None:
-    said = " ".join(in_process("eval", "--help").out.replace("│", " ").split())
-    assert all(name in said for name in environments.ADAPTERS)
+    text = " ".join(in_process("eval", "--help").out.replace("│", " ").split())
+    assert all(name in text for name in environments.ADAPTERS)
 
 
 @pytest.mark.parametrize(("env_id", "sizes"), environments.SIZES.items())

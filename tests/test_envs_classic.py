@@ -52,28 +52,28 @@ def test_every_number_of_whole_episodes_is_gymnasiums(env: str, control: Control
     """Rows that end restart with the next seed, so rows do not move together."""
     random, rows = np.random.default_rng(0), np.arange(6)
     with (
-        environments.make_vector_env(env, 6) as ours,
-        environments.make_vector_env(env, 6, engine="gymnasium") as theirs,
+        environments.make_vector_env(env, 6) as own_env,
+        environments.make_vector_env(env, 6, engine="gymnasium") as reference_env,
     ):
-        assert ours.engine == fast_engines.CLASSIC_ENGINE
-        assert ours.agreement is not None
-        assert ours.agreement.exact
-        assert vars_of(ours.spec) == vars_of(theirs.spec)
+        assert own_env.engine == fast_engines.CLASSIC_ENGINE
+        assert own_env.agreement is not None
+        assert own_env.agreement.exact
+        assert vars_of(own_env.spec) == vars_of(reference_env.spec)
         seeds = iter(SEEDS.tolist())
         started = np.array([next(seeds) for _ in rows])
-        for vector in (ours, theirs):
+        for vector in (own_env, reference_env):
             vector.reset(rows, started)
         ends = [0, 0]
         for step in range(1200):
-            assert bits(ours.obs) == bits(theirs.obs), step
+            assert bits(own_env.obs) == bits(reference_env.obs), step
             moving = rows if step % 7 else rows[step % 2 :: 2]
-            actions = to_actions(control(np.asarray(theirs.obs), random), theirs)
-            found, expected = ours.step(actions, moving), theirs.step(actions, moving)
-            assert bits(*found) == bits(*expected), step
+            actions = to_actions(control(np.asarray(reference_env.obs), random), reference_env)
+            outcome, expected = own_env.step(actions, moving), reference_env.step(actions, moving)
+            assert bits(*outcome) == bits(*expected), step
             ends = [ends[0] + int(expected[1].sum()), ends[1] + int(expected[2].sum())]
             over = moving[expected[1] | expected[2]]
             started = np.array([next(seeds, 7) for _ in over], np.int64)
-            for vector in (ours, theirs) if len(over) else ():
+            for vector in (own_env, reference_env) if len(over) else ():
                 vector.reset(over, started)
         assert sum(ends) > 0
         # The policy reaches every goal; CartPole falls at random and reaches its time limit by policy.
@@ -88,10 +88,10 @@ def vars_of(spec: Any) -> dict[str, Any]:
 def test_many_starts_are_those_of_resets(env: str) -> None:
     """More seeds than are compared with resets, which then are computed in arrays."""
     seeds = np.arange(500, 600)
-    with environments.make_vector_env(env, 100) as ours:
-        ours.reset(np.arange(100), seeds)
+    with environments.make_vector_env(env, 100) as own_env:
+        own_env.reset(np.arange(100), seeds)
         one = gymnasium.make(env.replace("Pole-v0", "Pole-v1"))
-        assert bits(ours.obs) == bits(np.stack([one.reset(seed=int(seed))[0] for seed in seeds]))
+        assert bits(own_env.obs) == bits(np.stack([one.reset(seed=int(seed))[0] for seed in seeds]))
         one.close()
 
 
@@ -113,18 +113,18 @@ def test_arguments_count(env: str, kwargs: dict[str, Any]) -> None:
             env, 3, engine=engine, kwargs=kwargs, trusted_arguments=True
         ) as vector:
             results.append(rollouts(policy, vector, RolloutSpec(4, 3))[0])
-    ours, theirs = results
-    assert (ours.engine, theirs.engine) == (fast_engines.CLASSIC_ENGINE, "gymnasium")
+    own, reference = results
+    assert (own.engine, reference.engine) == (fast_engines.CLASSIC_ENGINE, "gymnasium")
     for name in ("returns", "lengths", "terminated", "truncated"):
-        assert bits(getattr(ours, name)) == bits(getattr(theirs, name))
+        assert bits(getattr(own, name)) == bits(getattr(reference, name))
 
 
 def altered(env: str, **attributes: Any) -> Callable[[], Any]:
     def make() -> Any:
-        made = gymnasium.make(env, disable_env_checker=True)
+        altered_env = gymnasium.make(env, disable_env_checker=True)
         for name, value in attributes.items():
-            setattr(made.unwrapped, name, value)
-        return made
+            setattr(altered_env.unwrapped, name, value)
+        return altered_env
 
     return make
 
@@ -193,8 +193,8 @@ def test_cartpole_on_the_device_is_gymnasiums_to_rounding() -> None:
         with environments.make_vector_env("CartPole-v1", 3, engine=engine) as vector:
             built = plugins.find("backends", backend).load().build(policy, "cpu")
             results.append(rollouts(built, vector, RolloutSpec(5, 11))[0])
-    ours, theirs = results
-    assert (ours.engine, theirs.engine) == ("device", fast_engines.CLASSIC_ENGINE)
+    on_device, reference = results
+    assert (on_device.engine, reference.engine) == ("device", fast_engines.CLASSIC_ENGINE)
     for name in ("returns", "lengths", "terminated", "truncated"):
-        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
-    assert ours.agreement is not None
+        np.testing.assert_array_equal(getattr(on_device, name), getattr(reference, name))
+    assert on_device.agreement is not None

@@ -63,11 +63,11 @@ def played(vector: VectorEnv, steps: int) -> dict[str, np.ndarray]:
     """
     rng, rows = np.random.default_rng(1), np.arange(vector.num_envs)
     outcomes = np.zeros((steps, 3, len(rows)))
-    seen = [np.array(vector.obs)]
+    observed = [np.array(vector.obs)]
     vector.reset(rows, rows)
     seed = len(rows)
     for number in range(steps):
-        seen.append(np.array(vector.obs))
+        observed.append(np.array(vector.obs))
         actions = actions_for(vector, rng)
         moved = rows if number % 10 else np.flatnonzero(rng.random(len(rows)) < 0.5)
         rewards, terminated, truncated = vector.step(actions, moved)
@@ -77,7 +77,7 @@ def played(vector: VectorEnv, steps: int) -> dict[str, np.ndarray]:
         if number in (3, 40, 41):
             over = np.union1d(over, [0])
         if len(over):
-            seen.append(np.array(vector.obs))
+            observed.append(np.array(vector.obs))
             vector.reset(over, np.arange(seed, seed + len(over)))
             seed += len(over)
     rewards, terminated, truncated = outcomes.transpose(1, 0, 2)
@@ -85,21 +85,21 @@ def played(vector: VectorEnv, steps: int) -> dict[str, np.ndarray]:
         "rewards": rewards,
         "terminated": terminated,
         "truncated": truncated,
-        "observations": np.array(seen),
+        "observations": np.array(observed),
     }
 
 
 def compare(ours: VectorEnv, theirs: VectorEnv, steps: int) -> dict[str, np.ndarray]:
     """Play both with equal actions, and return what both gave: equal bits if the engine found equal bits."""
-    found, expected = played(ours, steps), played(theirs, steps)
+    outcome, expected = played(ours, steps), played(theirs, steps)
     assert ours.agreement is not None
     if ours.agreement.exact:
         for name, values in expected.items():
-            np.testing.assert_array_equal(found[name], values, err_msg=name)
+            np.testing.assert_array_equal(outcome[name], values, err_msg=name)
     else:
         # A few steps: physics turn a last bit into another trajectory.
-        np.testing.assert_allclose(found["rewards"][:3], expected["rewards"][:3], rtol=1e-5, atol=1e-5)
-    return found
+        np.testing.assert_allclose(outcome["rewards"][:3], expected["rewards"][:3], rtol=1e-5, atol=1e-5)
+    return outcome
 
 
 # Their episodes may last for the 1,000 steps that Gymnasium allows; those of the others end long before.
@@ -108,7 +108,7 @@ LONG = ("HalfCheetah", "Swimmer", "Ant")
 
 # Tasks of many bodies take seconds: their older versions are played at night.
 SLOW = ("Ant-v4", "HalfCheetah-v4", "Humanoid-v4", "Walker2d-v4")
-WHOLE = [pytest.param(each, marks=pytest.mark.slow) if each in SLOW else each for each in IDS]
+WHOLE = [pytest.param(env_id, marks=pytest.mark.slow) if env_id in SLOW else env_id for env_id in IDS]
 
 
 class TestEveryTask:
@@ -116,16 +116,16 @@ class TestEveryTask:
     def test_whole_episodes_from_four_seeds_are_gymnasiums(self, env_id: str) -> None:
         # Where nothing else ends them, one version's episodes are as long as Gymnasium has them.
         long, cut = env_id.startswith(LONG), {"max_episode_steps": 300}
-        ours, theirs = both(env_id, 4, threads=2, **(cut if long and env_id.endswith("v4") else {}))
-        with ours, theirs:
-            assert (ours.engine, theirs.engine) == ("mujoco", "gymnasium")
+        own_env, reference_env = both(env_id, 4, threads=2, **(cut if long and env_id.endswith("v4") else {}))
+        with own_env, reference_env:
+            assert (own_env.engine, reference_env.engine) == ("mujoco", "gymnasium")
             # One step in ten moves half of the rows.
-            found = compare(ours, theirs, 1112 if long and env_id.endswith("v5") else 412)
-            assert ours.spec.versions == theirs.spec.versions
+            outcome = compare(own_env, reference_env, 1112 if long and env_id.endswith("v5") else 412)
+            assert own_env.spec.versions == reference_env.spec.versions
         # Episodes came to their ends, and more than one way: none of these falls.
         never_fall = env_id.startswith(("HalfCheetah", "Swimmer", "Reacher", "Pusher"))
-        assert found["terminated"].any() != never_fall
-        assert found["truncated"].sum() >= 3 * never_fall
+        assert outcome["terminated"].any() != never_fall
+        assert outcome["truncated"].sum() >= 3 * never_fall
 
     def test_every_task_is_known(self) -> None:
         gymnasium = importlib.import_module("gymnasium")
@@ -149,9 +149,9 @@ CHANGED = [
 
 @pytest.mark.parametrize(("env_id", "kwargs"), CHANGED, ids=lambda value: str(value)[:24])
 def test_arguments_that_a_person_typed_are_kept(env_id: str, kwargs: dict[str, Any]) -> None:
-    ours, theirs = both(env_id, 2, **kwargs)
-    with ours, theirs:
-        compare(ours, theirs, 120)
+    own_env, reference_env = both(env_id, 2, **kwargs)
+    with own_env, reference_env:
+        compare(own_env, reference_env, 120)
 
 
 @pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Ant-v5"])
@@ -248,21 +248,19 @@ class TestWhoPlays:
         # As if the processor or the C library ended its numbers with other bits.
         def rounded(env: Any, version: int) -> TaskRules:
             rules = crawl(env, version)
-            return replace(
-                rules, judge=lambda *given: (np.nextafter(rules.judge(*given)[0], 9), given[1] > 99)
-            )
+            return replace(rules, judge=lambda *args: (np.nextafter(rules.judge(*args)[0], 9), args[1] > 99))
 
         monkeypatch.setitem(fast_engines.TASKS, entry_point, (rounded, 5))
-        for asked in ("auto", "mujoco"):
-            with environments.make_vector_env("Swimmer-v5", engine=asked) as vector:
+        for engine in ("auto", "mujoco"):
+            with environments.make_vector_env("Swimmer-v5", engine=engine) as vector:
                 assert vector.engine == "mujoco"
                 assert vector.agreement is not None
                 assert not vector.agreement.exact
 
     def test_pictures_are_gymnasiums(self, golden: Golden) -> None:
-        ours, theirs = both("Reacher-v5", 1)
-        with ours, theirs, pytest.raises(UnsupportedError) as caught:
-            ours.frame(0)
+        own_env, reference_env = both("Reacher-v5", 1)
+        with own_env, reference_env, pytest.raises(UnsupportedError) as caught:
+            own_env.frame(0)
         golden(caught.value)
 
     def test_no_environment_plays_nothing(self, golden: Golden) -> None:
@@ -271,5 +269,5 @@ class TestWhoPlays:
         golden(caught.value)
 
     def test_help_lists_the_engines(self) -> None:
-        said = " ".join(in_process("eval", "--help").out.replace("│", " ").split())
-        assert all(name in said for name in environments.ENGINES)
+        text = " ".join(in_process("eval", "--help").out.replace("│", " ").split())
+        assert all(name in text for name in environments.ENGINES)

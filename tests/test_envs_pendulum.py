@@ -47,26 +47,26 @@ def test_every_number_is_gymnasiums(kwargs: dict[str, float]) -> None:
     with (
         environments.make_vector_env(
             "Pendulum-v1", 4, trusted_arguments=True, kwargs=kwargs, engine="gymnasium"
-        ) as theirs,
+        ) as reference_env,
         environments.make_vector_env(
             "Pendulum-v1", 4, trusted_arguments=True, kwargs=kwargs, engine=fast_engines.PENDULUM_ENGINE
-        ) as ours,
+        ) as own_env,
     ):
-        assert ours.spec.observation == theirs.spec.observation
-        assert ours.spec.versions == theirs.spec.versions
+        assert own_env.spec.observation == reference_env.spec.observation
+        assert own_env.spec.versions == reference_env.spec.versions
         for episode in range(5):
             seeds = (np.array(SEEDS) + episode) % 2**32
-            for env in (ours, theirs):
+            for env in (own_env, reference_env):
                 env.reset(rows, seeds)
             for step in range(200):
                 # Rows need not move together.
                 moving = rows if step < 150 else rows[step % 2 :: 2]
                 actions = random.uniform(-3, 3, (len(rows), 1)).astype(np.float32)
-                found, expected = ours.step(actions, moving), theirs.step(actions, moving)
-                for mine, its in zip(found, expected, strict=True):
-                    require_equal(ours, mine, its)
-                require_equal(ours, np.asarray(ours.obs), np.asarray(theirs.obs))
-            for env in (ours, theirs):
+                outcome, expected = own_env.step(actions, moving), reference_env.step(actions, moving)
+                for mine, its in zip(outcome, expected, strict=True):
+                    require_equal(own_env, mine, its)
+                require_equal(own_env, np.asarray(own_env.obs), np.asarray(reference_env.obs))
+            for env in (own_env, reference_env):
                 ended = [env.step(actions, rows)[2].tolist() for _ in range(30)]
                 assert ended[-1] == [True] * len(rows)
 
@@ -85,8 +85,8 @@ def test_the_bits_are_gymnasiums_whatever_the_processor_has() -> None:
 def test_rounding_is_no_refusal_but_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     advance = fast_engines.Pendulum.advance
 
-    def rounded(*given: Any) -> Any:
-        state, rewards, ended = advance(*given)
+    def rounded(*arguments: Any) -> Any:
+        state, rewards, ended = advance(*arguments)
         return tuple(np.nextafter(column, np.inf) for column in state), np.nextafter(rewards, np.inf), ended
 
     monkeypatch.setattr(fast_engines.Pendulum, "advance", rounded)
@@ -97,7 +97,7 @@ def test_rounding_is_no_refusal_but_a_note(monkeypatch: pytest.MonkeyPatch) -> N
     assert agreement is not None
     assert agreement.steps == 64
     *rounded_off, ends = agreement.deviations
-    assert all(0 < each.largest < each.tolerance for each in rounded_off)
+    assert all(0 < deviation.largest < deviation.tolerance for deviation in rounded_off)
     assert (ends.quantity, ends.largest) == ("terminations", 0)
     assert agreement.document() == document["agreement"]
     assert agreement.note("pendulum.batch")[0] in document["notes"]
@@ -113,8 +113,8 @@ def test_what_is_no_number_is_no_rounding() -> None:
     from ckpttool.evaluation.gymnasium_engine import measure_deviation
 
     nan, inf = np.nan, np.inf
-    for found, expected in ((nan, 1.0), (1.0, nan), (inf, 1.0), (1.0, inf), (inf, -inf)):
-        assert measure_deviation("x", [found], [expected], 1e-6).largest == inf
+    for actual, expected in ((nan, 1.0), (1.0, nan), (inf, 1.0), (1.0, inf), (inf, -inf)):
+        assert measure_deviation("x", [actual], [expected], 1e-6).largest == inf
     for same in (nan, inf, -inf, 0.0):
         assert measure_deviation("x", [same], [same], 0.0).largest == 0
     assert measure_deviation("x", np.zeros(2), np.zeros(3), 1.0).largest == inf
@@ -124,11 +124,11 @@ def changed(how: Callable[[Any, Any], Any]) -> Callable[[], Any]:
     """Return what makes a Pendulum whose steps another version of the library computes."""
 
     def make() -> Any:
-        made = gymnasium.make("Pendulum-v1", disable_env_checker=True)
-        bare = made.unwrapped
+        env = gymnasium.make("Pendulum-v1", disable_env_checker=True)
+        bare = env.unwrapped
         step = bare.step
-        bare.step = lambda action: how(bare, lambda given=action: step(given))
-        return made
+        bare.step = lambda action: how(bare, lambda arguments=action: step(arguments))
+        return env
 
     return make
 
@@ -157,9 +157,9 @@ def stepped_otherwise(bare: Any, step: Any) -> Any:
 
 
 def turned_otherwise(bare: Any, step: Any) -> Any:
-    found = step()
+    outcome = step()
     bare.state = np.array([(bare.state[0] + np.pi) % (2 * np.pi) - np.pi, bare.state[1]])
-    return found
+    return outcome
 
 
 def ended_otherwise(_bare: Any, step: Any) -> Any:
@@ -193,9 +193,9 @@ def test_another_pendulum_is_not_taken_for_this_one(how: Callable[[Any, Any], An
 
 def test_a_pendulum_without_its_constants_is_refused() -> None:
     def bare() -> Any:
-        made = gymnasium.make("Pendulum-v1", disable_env_checker=True)
-        del made.unwrapped.dt
-        return made
+        env = gymnasium.make("Pendulum-v1", disable_env_checker=True)
+        del env.unwrapped.dt
+        return env
 
     with pytest.raises(UnsupportedError):
         fast_engines.ArrayVector(fast_engines.Pendulum, bare, 2)
@@ -216,10 +216,10 @@ def test_rows_of_one_seed_begin_alike_and_nothing_is_drawn(golden: Golden) -> No
 
 
 def test_without_gymnasium_every_number_is_the_same(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    theirs = environments.make_vector_env("Pendulum-v1", len(SEEDS))
+    reference_env = environments.make_vector_env("Pendulum-v1", len(SEEDS))
     monkeypatch.setattr(environments, "is_gymnasium_installed", lambda: False)
-    ours = environments.make_vector_env("Pendulum-v1", len(SEEDS), obs_dim=3)
-    assert ours.notes == (fast_engines.StandalonePendulum().note,)
+    own_env = environments.make_vector_env("Pendulum-v1", len(SEEDS), obs_dim=3)
+    assert own_env.notes == (fast_engines.StandalonePendulum().note,)
     for field in (
         "id",
         "observation",
@@ -229,16 +229,16 @@ def test_without_gymnasium_every_number_is_the_same(monkeypatch: pytest.MonkeyPa
         "render_fps",
         "arguments",
     ):
-        assert getattr(ours.spec, field) == getattr(theirs.spec, field)
+        assert getattr(own_env.spec, field) == getattr(reference_env.spec, field)
     rows, random = np.arange(len(SEEDS)), np.random.default_rng(0)
-    for env in (ours, theirs):
+    for env in (own_env, reference_env):
         env.reset(rows, np.array(SEEDS))
     for _ in range(200):
         actions = random.uniform(-3, 3, (len(rows), 1)).astype(np.float32)
-        found, expected = ours.step(actions, rows), theirs.step(actions, rows)
-        assert all((mine == its).all() for mine, its in zip(found, expected, strict=True))
-        np.testing.assert_array_equal(np.asarray(ours.obs), np.asarray(theirs.obs))
-    assert found[2].all()
+        outcome, expected = own_env.step(actions, rows), reference_env.step(actions, rows)
+        assert all((mine == its).all() for mine, its in zip(outcome, expected, strict=True))
+        np.testing.assert_array_equal(np.asarray(own_env.obs), np.asarray(reference_env.obs))
+    assert outcome[2].all()
     for refused in ({"engine": "gymnasium"}, {"pictures": True}, {"kwargs": {"g": 9.81}, "trusted": True}):
         with pytest.raises(MissingExtraError) as caught:
             environments.make_vector_env("Pendulum-v1", **refused)

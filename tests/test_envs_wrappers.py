@@ -57,7 +57,7 @@ def actions_of(low: float = -2.0, high: float = 2.0) -> np.ndarray:
 def plain(actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the observations and rewards of the environment itself."""
     steps = played([], actions)
-    return np.array([each[0] for each in steps]), np.array([each[1] for each in steps])
+    return np.array([step[0] for step in steps]), np.array([step[1] for step in steps])
 
 
 @pytest.fixture(scope="module")
@@ -99,24 +99,24 @@ class TestFormulas:
     @pytest.mark.parametrize("name", ["sb3_contrib.common.wrappers.TimeFeatureWrapper", "TimeFeatureWrapper"])
     def test_a_time_feature_is_the_share_of_the_episode_that_is_left(self, name: str) -> None:
         actions = actions_of()
-        seen = np.array([each[0] for each in played([named(name, max_steps=9)], actions)])
-        np.testing.assert_array_equal(seen[:, :3], plain(actions)[0])
+        observed = np.array([step[0] for step in played([named(name, max_steps=9)], actions)])
+        np.testing.assert_array_equal(observed[:, :3], plain(actions)[0])
         # Pendulum's own limit of 200 steps, not the argument.
-        np.testing.assert_allclose(seen[:, 3], 1 - np.arange(STEPS + 1) / 200, rtol=1e-6)
+        np.testing.assert_allclose(observed[:, 3], 1 - np.arange(STEPS + 1) / 200, rtol=1e-6)
 
     def test_a_time_feature_in_test_mode_is_one(self) -> None:
-        seen = played([named("TimeFeatureWrapper", test_mode=True)], actions_of())
-        assert {each[0][3] for each in seen} == {1.0}
+        steps = played([named("TimeFeatureWrapper", test_mode=True)], actions_of())
+        assert {step[0][3] for step in steps} == {1.0}
 
     def test_a_history_holds_observations_and_then_actions(self) -> None:
         actions = actions_of()
         obs, _ = plain(actions)
-        seen = played([named("rl_zoo3.wrappers.HistoryWrapper", horizon=2)], actions)
-        taken = [np.zeros(1), *actions]
-        for number, (found, _, _) in enumerate(seen):
+        steps = played([named("rl_zoo3.wrappers.HistoryWrapper", horizon=2)], actions)
+        earlier_actions = [np.zeros(1), *actions]
+        for number, (observation, _, _) in enumerate(steps):
             before = obs[number - 1] if number else np.zeros(3)
-            two = (taken[number - 1] if number else np.zeros(1), taken[number])
-            np.testing.assert_allclose(found, np.concatenate([before, obs[number], *two]), rtol=1e-6)
+            two = (earlier_actions[number - 1] if number else np.zeros(1), earlier_actions[number])
+            np.testing.assert_allclose(observation, np.concatenate([before, obs[number], *two]), rtol=1e-6)
 
     @pytest.mark.parametrize(
         ("name", "argument", "first"),
@@ -130,9 +130,9 @@ class TestFormulas:
         actions = actions_of()
         obs, _ = plain(actions)
         blank = obs[0] if first == "reset" else np.zeros(3)
-        for number, (found, _, _) in enumerate(played([named(name, **{argument: 3})], actions)):
+        for number, (observation, _, _) in enumerate(played([named(name, **{argument: 3})], actions)):
             frames = [obs[at] if at >= 0 else blank for at in range(number - 2, number + 1)]
-            np.testing.assert_array_equal(found, np.concatenate(frames))
+            np.testing.assert_array_equal(observation, np.concatenate(frames))
 
     @pytest.mark.parametrize("outer", [[], [("FrameStackObservation", {"stack_size": 2})]])
     def test_flattened_inputs_are_those_of_the_library(
@@ -140,14 +140,16 @@ class TestFormulas:
     ) -> None:
         actions = actions_of(-1, 1)
         chain = [("TimeLimit", {"max_episode_steps": 50}), ("FlattenObservation", {}), *outer]
-        seen = np.array([each[0] for each in played([named(n, **a) for n, a in chain], actions, parts.ID)])
+        observed = np.array(
+            [step[0] for step in played([named(n, **a) for n, a in chain], actions, parts.ID)]
+        )
         library = importlib.import_module("gymnasium.wrappers")
         env = parts()
         for name, arguments in chain:
             env = getattr(library, name)(env, **arguments)
         rows = [env.reset(seed=3)[0], *(env.step(action)[0] for action in actions)]
-        np.testing.assert_array_equal(seen, np.array(rows).reshape(len(rows), -1))
-        assert seen.shape[1] == 12 * (1 + len(outer))
+        np.testing.assert_array_equal(observed, np.array(rows).reshape(len(rows), -1))
+        assert observed.shape[1] == 12 * (1 + len(outer))
 
     def test_inputs_that_another_wrapper_changes_are_not_flattened(self, parts: Any) -> None:
         with pytest.raises(UnsupportedError):
@@ -157,11 +159,11 @@ class TestFormulas:
 
     def test_rescaled_actions_reach_the_bounds(self) -> None:
         actions = actions_of(-1, 1)
-        found = [named("gymnasium.wrappers.RescaleAction", min_action=-1, max_action=1.0)]
-        with environments.make_vector_env(PENDULUM, wrappers=found) as vector:
+        result = [named("gymnasium.wrappers.RescaleAction", min_action=-1, max_action=1.0)]
+        with environments.make_vector_env(PENDULUM, wrappers=result) as vector:
             assert (vector.spec.action_low, vector.spec.action_high) == (-1, 1)
         np.testing.assert_allclose(
-            [each[0] for each in played(found, actions)], plain(2 * actions)[0], rtol=1e-5
+            [step[0] for step in played(result, actions)], plain(2 * actions)[0], rtol=1e-5
         )
 
     def test_smoothed_actions_are_a_moving_average_from_zero(self) -> None:
@@ -169,45 +171,45 @@ class TestFormulas:
         for action in actions:
             average = np.float32(0.3) * average + np.float32(0.7) * action
             smooth.append(average)
-        found = played([named("rl_zoo3.wrappers.ActionSmoothingWrapper", smoothing_coef=0.3)], actions)
+        steps = played([named("rl_zoo3.wrappers.ActionSmoothingWrapper", smoothing_coef=0.3)], actions)
         np.testing.assert_allclose(
-            [each[0] for each in found], plain(np.array(smooth))[0], rtol=1e-5, atol=1e-6
+            [step[0] for step in steps], plain(np.array(smooth))[0], rtol=1e-5, atol=1e-6
         )
 
     def test_skipped_frames_repeat_the_action_and_add_rewards(self) -> None:
         actions = actions_of()[:3]
         obs, rewards = plain(np.repeat(actions, 2, axis=0))
-        found = played([named("rl_zoo3.wrappers.FrameSkip", skip=2)], actions)
-        np.testing.assert_array_equal([each[0] for each in found], obs[::2])
-        np.testing.assert_allclose([each[1] for each in found[1:]], rewards[1:].reshape(3, 2).sum(1))
+        steps = played([named("rl_zoo3.wrappers.FrameSkip", skip=2)], actions)
+        np.testing.assert_array_equal([step[0] for step in steps], obs[::2])
+        np.testing.assert_allclose([step[1] for step in steps[1:]], rewards[1:].reshape(3, 2).sum(1))
 
     def test_a_time_limit_cuts_and_is_what_a_time_feature_counts(self) -> None:
-        found = played(
+        steps = played(
             [named("gymnasium.wrappers.TimeLimit", max_episode_steps=4), named("TimeFeatureWrapper")],
             actions_of(),
         )
-        assert [each[2] for each in found[:5]] == [False, False, False, False, True]
-        np.testing.assert_allclose([each[0][3] for each in found[:5]], [1, 0.75, 0.5, 0.25, 0], atol=1e-7)
+        assert [step[2] for step in steps[:5]] == [False, False, False, False, True]
+        np.testing.assert_allclose([step[0][3] for step in steps[:5]], [1, 0.75, 0.5, 0.25, 0], atol=1e-7)
 
     def test_masked_velocities_are_zeros(self) -> None:
-        seen = np.array(
-            [each[0] for each in played([named("rl_zoo3.wrappers.MaskVelocityWrapper")], actions_of())]
+        observed = np.array(
+            [step[0] for step in played([named("rl_zoo3.wrappers.MaskVelocityWrapper")], actions_of())]
         )
-        assert not seen[:, 2].any()
-        assert seen[:, :2].any()
+        assert not observed[:, 2].any()
+        assert observed[:, :2].any()
 
     def test_noise_depends_on_the_seed_of_the_episode_alone(self) -> None:
         noisy = [named("rl_zoo3.wrappers.ActionNoiseWrapper", noise_std=0.2)]
-        first, again = (np.array([each[0] for each in played(noisy, actions_of())]) for _ in range(2))
+        first, again = (np.array([step[0] for step in played(noisy, actions_of())]) for _ in range(2))
         np.testing.assert_array_equal(first, again)
         assert (first[1:] != plain(actions_of())[0][1:]).any()
 
     def test_what_changes_rewards_alone_leaves_observations_and_is_noted(self) -> None:
         actions = actions_of()
         for names in (wrappers.REWARDS, wrappers.HARMLESS):
-            found = [named(f"gymnasium.wrappers.{name}") for name in sorted(names)]
-            np.testing.assert_array_equal([each[0] for each in played(found, actions)], plain(actions)[0])
-            uses = {each.use for each in wrapper_entries(found, "config.yml")}
+            result = [named(f"gymnasium.wrappers.{name}") for name in sorted(names)]
+            np.testing.assert_array_equal([step[0] for step in played(result, actions)], plain(actions)[0])
+            uses = {entry.use for entry in wrapper_entries(result, "config.yml")}
             assert uses == ({"not used"} if names is wrappers.REWARDS else set())
 
 
@@ -251,14 +253,14 @@ def test_the_library_shows_the_same(library: str, name: str, arguments: dict[str
     if name == "RescaleAction":
         # Float32 as its Box, or it warns.
         arguments = {end: np.float32(value) for end, value in arguments.items()}
-    theirs = kind(gymnasium.make(PENDULUM, disable_env_checker=True), **arguments)
+    reference_env = kind(gymnasium.make(PENDULUM, disable_env_checker=True), **arguments)
     actions = actions_of(-0.5, 1.0)
-    expected = [(theirs.reset(seed=3)[0], 0.0, False)]
+    expected = [(reference_env.reset(seed=3)[0], 0.0, False)]
     for action in actions:
-        obs, reward, _, cut, _ = theirs.step(action)
+        obs, reward, _, cut, _ = reference_env.step(action)
         expected.append((obs, reward, cut))
     prefix = "rl_zoo3.wrappers." if library == "zoo" else "gymnasium.wrappers."
-    for ours, other in zip(
+    for step_result, other in zip(
         played(
             [
                 named(
@@ -270,10 +272,10 @@ def test_the_library_shows_the_same(library: str, name: str, arguments: dict[str
         expected,
         strict=True,
     ):
-        np.testing.assert_allclose(ours[0], np.ravel(other[0]), rtol=1e-6, atol=1e-6)
-        assert ours[2] == other[2]
+        np.testing.assert_allclose(step_result[0], np.ravel(other[0]), rtol=1e-6, atol=1e-6)
+        assert step_result[2] == other[2]
         if name not in wrappers.REWARDS:
-            np.testing.assert_allclose(ours[1], other[1], rtol=1e-6)
+            np.testing.assert_allclose(step_result[1], other[1], rtol=1e-6)
 
 
 class TestRefusals:
@@ -337,19 +339,19 @@ def agent(folder: Path, obs: int, config: str, args: str = "", *, norm: bool = F
     """Write a PPO agent for Pendulum as the RL zoo lays it out; return its file and its policy."""
     torch = importlib.import_module("torch")
     torch.manual_seed(1)
-    made = torch.nn.Module()
-    made.log_std = torch.nn.Parameter(torch.zeros(1))
+    module = torch.nn.Module()
+    module.log_std = torch.nn.Parameter(torch.zeros(1))
     hidden = {
         f"{name}_net": torch.nn.Sequential(*sb3.mlp((obs, 8, 8), torch.nn.Tanh), torch.nn.Tanh())
         for name in ("policy", "value")
     }
-    made.mlp_extractor = sb3.owner(**hidden)
-    made.action_net, made.value_net = torch.nn.Linear(8, 1), torch.nn.Linear(8, 1)
+    module.mlp_extractor = sb3.owner(**hidden)
+    module.action_net, module.value_net = torch.nn.Linear(8, 1), torch.nn.Linear(8, 1)
     data = sb3.settings(sb3.ON_POLICY, policy_kwargs={}, action_space=sb3.box([-2.0], [2.0]))
     if obs != sb3.OBS:
         del data["observation_space"]
     folder.mkdir(exist_ok=True)
-    file = sb3.put(folder / f"{PENDULUM}.zip", sb3.members({"policy": made.state_dict()}, data))
+    file = sb3.put(folder / f"{PENDULUM}.zip", sb3.members({"policy": module.state_dict()}, data))
     beside = folder / PENDULUM
     beside.mkdir()
     (beside / "config.yml").write_text(f"policy: MlpPolicy\n{config}")
@@ -359,8 +361,8 @@ def agent(folder: Path, obs: int, config: str, args: str = "", *, norm: bool = F
 
     def act(obs: np.ndarray) -> np.ndarray:
         with torch.no_grad():
-            hidden = made.mlp_extractor.policy_net(torch.from_numpy(obs.astype(np.float32)))
-            return np.clip(made.action_net(hidden).numpy(), -2, 2)  # type: ignore[no-any-return]
+            hidden = module.mlp_extractor.policy_net(torch.from_numpy(obs.astype(np.float32)))
+            return np.clip(module.action_net(hidden).numpy(), -2, 2)  # type: ignore[no-any-return]
 
     return file, act
 
@@ -380,9 +382,9 @@ class TestFiles:
 
     def test_a_time_feature(self, tmp_path: Path) -> None:
         file, act = agent(tmp_path, 4, "env_wrapper: sb3_contrib.common.wrappers.TimeFeatureWrapper\n")
-        found = evaluate(file, protocol=Protocol(1))
+        evaluation = evaluate(file, protocol=Protocol(1))
         expected = returned(act, lambda obs, step, _: np.append(obs, np.float32(1 - step / 200)))
-        assert found.rollout.returns[0] == pytest.approx(expected, rel=1e-4)
+        assert evaluation.rollout.returns[0] == pytest.approx(expected, rel=1e-4)
 
     def test_frames_are_stacked_after_they_were_normalised(self, tmp_path: Path) -> None:
         file, act = agent(tmp_path, 9, "frame_stack: 3\nnormalize: true\n", norm=True)
@@ -394,8 +396,8 @@ class TestFiles:
             frames[:] = [*frames[1:], np.clip((obs - mean) / np.sqrt(var + 1e-8), -5, 5)]
             return np.concatenate(frames)
 
-        found = evaluate(file, protocol=Protocol(1))
-        assert found.rollout.returns[0] == pytest.approx(returned(act, see), rel=1e-4)
+        evaluation = evaluate(file, protocol=Protocol(1))
+        assert evaluation.rollout.returns[0] == pytest.approx(returned(act, see), rel=1e-4)
 
     @pytest.mark.parametrize("config", ["", "frame_stack: 3\n"])
     @pytest.mark.parametrize("given", [True, False])
@@ -406,9 +408,9 @@ class TestFiles:
         file, _ = agent(tmp_path / "alone", 9, config)
         facts = AgentFacts(obs_norm=str(Path(recorded).with_suffix("") / "vecnormalize.pkl"))
         how = Protocol(1, wrappers=("VecFrameStack:n_stack=3",) if given else None)
-        found = evaluate(file, PENDULUM, how, facts=facts)
+        evaluation = evaluate(file, PENDULUM, how, facts=facts)
         expected = evaluate(recorded, protocol=Protocol(1))
-        assert found.rollout.returns.tolist() == expected.rollout.returns.tolist()
+        assert evaluation.rollout.returns.tolist() == expected.rollout.returns.tolist()
         command = [
             "eval",
             file,
@@ -448,11 +450,11 @@ class TestFiles:
             "  - sb3_contrib.common.wrappers.TimeFeatureWrapper\n"
         )
         file, _ = agent(tmp_path, 4, config)
-        found = evaluate(file, protocol=Protocol(2))
-        assert found.rollout.lengths.tolist() == [10, 10]
-        names = re.findall(r"\b[A-Z]\w+", found.surroundings["arguments"]["wrappers"])
+        evaluation = evaluate(file, protocol=Protocol(2))
+        assert evaluation.rollout.lengths.tolist() == [10, 10]
+        names = re.findall(r"\b[A-Z]\w+", evaluation.surroundings["arguments"]["wrappers"])
         assert names == ["FrameSkip", "TimeLimit", "TimeFeatureWrapper"]
-        assert "skip=2" in found.surroundings["arguments"]["wrappers"]
+        assert "skip=2" in evaluation.surroundings["arguments"]["wrappers"]
 
     def test_an_ordered_dict_of_the_zoo(self, tmp_path: Path) -> None:
         file, _ = agent(tmp_path, 8, "")
@@ -463,15 +465,15 @@ class TestFiles:
 
     def test_arguments_of_the_environment(self, tmp_path: Path) -> None:
         file, act = agent(tmp_path, 3, "env_kwargs: {g: 2.5}\n", "env_kwargs: {g: 3.5, render_mode: human}\n")
-        found = evaluate(file, protocol=Protocol(1))
-        assert found.surroundings["arguments"] == {"g": "3.5"}
-        assert found.rollout.returns[0] != pytest.approx(returned(act, lambda obs, *_: obs), rel=1e-4)
+        evaluation = evaluate(file, protocol=Protocol(1))
+        assert evaluation.surroundings["arguments"] == {"g": "3.5"}
+        assert evaluation.rollout.returns[0] != pytest.approx(returned(act, lambda obs, *_: obs), rel=1e-4)
 
     def test_an_argument_that_may_name_a_file_is_not_taken(self, tmp_path: Path) -> None:
         file, _ = agent(tmp_path, 3, "env_kwargs: {xml_file: /etc/passwd}\n")
-        found = evaluate(file, protocol=Protocol(1))
-        assert "xml_file" not in found.surroundings["arguments"]
-        (entry,) = (each for each in found.ledger if "xml_file" in each.value)
+        evaluation = evaluate(file, protocol=Protocol(1))
+        assert "xml_file" not in evaluation.surroundings["arguments"]
+        (entry,) = (entry for entry in evaluation.ledger if "xml_file" in entry.value)
         assert entry.use == "cannot be known"
 
     @pytest.mark.parametrize("group", ["env_wrapper", "vec_env_wrapper"])
@@ -496,9 +498,9 @@ class TestFiles:
         with pytest.raises(CkpttoolError) as refused:
             evaluate(file, protocol=Protocol(1))
         assert "--wrapper TimeFeatureWrapper" in str(refused.value.hint)
-        found = evaluate(file, protocol=Protocol(1, wrappers=("TimeFeatureWrapper",)))
+        evaluation = evaluate(file, protocol=Protocol(1, wrappers=("TimeFeatureWrapper",)))
         expected = returned(act, lambda obs, step, _: np.append(obs, np.float32(1 - step / 200)))
-        assert found.rollout.returns[0] == pytest.approx(expected, rel=1e-4)
+        assert evaluation.rollout.returns[0] == pytest.approx(expected, rel=1e-4)
 
     def test_a_result_is_not_that_of_other_wrappers(self, tmp_path: Path) -> None:
         """Results that a sweep keeps in a file are found again by all that decided them."""

@@ -30,23 +30,23 @@ def _needs_gymnasium() -> None:
 
 
 def certificate(folder: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads((SAMPLES / folder / "CERTIFICATE.json").read_text())
-    return found
+    record: dict[str, object] = json.loads((SAMPLES / folder / "CERTIFICATE.json").read_text())
+    return record
 
 
 @pytest.mark.parametrize(
     ("folder", "path"), [("td3_pendulum_tf", TF_SAMPLE), ("td3_pendulum_torch", TORCH_SAMPLE)]
 )
 def test_a_sample_scores_what_its_certificate_says(folder: str, path: Path) -> None:
-    found = evaluate(str(path), protocol=Protocol(episodes=100, seed=1000))
+    evaluation = evaluate(str(path), protocol=Protocol(episodes=100, seed=1000))
     final = certificate(folder)["final"]
     assert isinstance(final, dict)
     # Pendulum forgives rounding: the returns agree one by one, not only in the mean.
-    np.testing.assert_allclose(found.rollout.returns, final["returns"], atol=0.05)
-    assert found.statistics.mean >= -200
-    assert found.env == "Pendulum-v1"
-    assert not found.assumed, "the sidecar knows everything"
-    assert not found.notes
+    np.testing.assert_allclose(evaluation.rollout.returns, final["returns"], atol=0.05)
+    assert evaluation.statistics.mean >= -200
+    assert evaluation.env == "Pendulum-v1"
+    assert not evaluation.assumed, "the sidecar knows everything"
+    assert not evaluation.notes
 
 
 @pytest.mark.parametrize("backend", ["numpy", pytest.param("torch", marks=pytest.mark.torch)])
@@ -55,18 +55,18 @@ def test_stacked_checkpoints_score_what_each_scores_alone(backend: str) -> None:
     paths = [str(TF_SAMPLE.with_name(f"ckpt-{step}")) for step in (2500, 10000, 15000)]
     how = Protocol(episodes=3, num_envs=2, backend=backend)
     agents = [restore_agent(path) for path in paths]
-    place = choose_environment(agents[0], None, how)
-    with place.make(how.at_once * len(agents)) as vector:
-        together = play_stacked(tuple(prepare_agent(a, place, how, vector.spec) for a in agents), how, vector)
-    for path, found in zip(paths, together, strict=True):
+    env = choose_environment(agents[0], None, how)
+    with env.make(how.at_once * len(agents)) as vector:
+        together = play_stacked(tuple(prepare_agent(a, env, how, vector.spec) for a in agents), how, vector)
+    for path, evaluation in zip(paths, together, strict=True):
         alone = evaluate(path, protocol=how)
         # Pendulum forgives rounding, once a policy has learnt to hold it up.
-        np.testing.assert_allclose(found.rollout.returns, alone.rollout.returns, atol=0.5)
-        assert found.checkpoint == path
-        assert found.rollout.seeds.tolist() == [1000, 1001, 1002]
-        assert (found.stacked, alone.stacked) == (3, 1)
-        assert found.document()["protocol"]["stacked"] == 3
-        assert found.rollout.num_envs == 2
+        np.testing.assert_allclose(evaluation.rollout.returns, alone.rollout.returns, atol=0.5)
+        assert evaluation.checkpoint == path
+        assert evaluation.rollout.seeds.tolist() == [1000, 1001, 1002]
+        assert (evaluation.stacked, alone.stacked) == (3, 1)
+        assert evaluation.document()["protocol"]["stacked"] == 3
+        assert evaluation.rollout.num_envs == 2
 
 
 @pytest.mark.torch
@@ -106,9 +106,9 @@ def test_the_same_command_gives_the_same_returns() -> None:
 @pytest.mark.corpus
 def test_what_is_assumed_of_a_set_of_files_is_said(corpus: Path, golden: Golden) -> None:
     prefix = str(corpus / "torch/fujimoto/bmcnns/models/TD3_HalfCheetah-v3_0")
-    found = evaluate(prefix, "HalfCheetah-v5", Protocol(episodes=1))
-    assert len(found.assumed) == 3
-    golden("\n".join(found.assumed))
+    evaluation = evaluate(prefix, "HalfCheetah-v5", Protocol(episodes=1))
+    assert len(evaluation.assumed) == 3
+    golden("\n".join(evaluation.assumed))
 
 
 def test_the_document(tmp_path: Path, golden: Golden) -> None:
@@ -148,7 +148,7 @@ def test_the_document(tmp_path: Path, golden: Golden) -> None:
 def test_several_checkpoints_are_one_document() -> None:
     paths = [TORCH_SAMPLE.with_name(f"ckpt-{step}.pt") for step in (2500, 15000)]
     ran = in_process("eval", *paths, "--episodes", 2, "--json")
-    means = [each["mean"] for each in ran.json()["evaluations"]]
+    means = [row["mean"] for row in ran.json()["evaluations"]]
     assert means[0] < means[1]
     text = in_process("eval", *paths, "--episodes", 2).out
     assert "ckpt-2500" in text
@@ -197,10 +197,10 @@ def test_ctrl_c_keeps_what_is_finished() -> None:
             child.kill()
     assert child.returncode == 130
     first, second = json.loads(out)["evaluations"]
-    for each in (first, second):
-        assert each["interrupted"]
-        assert 0 < len(each["returns"]) < 1_000_000
-        assert each["protocol"]["seeds"] == first["protocol"]["seeds"]
+    for evaluation in (first, second):
+        assert evaluation["interrupted"]
+        assert 0 < len(evaluation["returns"]) < 1_000_000
+        assert evaluation["protocol"]["seeds"] == first["protocol"]["seeds"]
 
 
 def test_a_minimum_return_decides_the_status() -> None:
@@ -243,10 +243,10 @@ def test_without_a_sidecar_the_environment_is_asked_for(tmp_path: Path, golden: 
     with pytest.raises(UsageError) as caught:
         evaluate(str(tmp_path / "x.pt"))
     golden(caught.value)
-    found = evaluate(str(tmp_path / "x.pt"), "Pendulum-v1", Protocol(episodes=1))
-    assert len(found.assumed) == 4
-    assert {entry.what for entry in found.ledger if entry.open} == {"activation", "action map"}
-    assert found.statistics.std is None
+    evaluation = evaluate(str(tmp_path / "x.pt"), "Pendulum-v1", Protocol(episodes=1))
+    assert len(evaluation.assumed) == 4
+    assert {entry.what for entry in evaluation.ledger if entry.open} == {"activation", "action map"}
+    assert evaluation.statistics.std is None
 
 
 def test_a_sidecar_never_makes_code_run(tmp_path: Path) -> None:
@@ -255,9 +255,9 @@ def test_a_sidecar_never_makes_code_run(tmp_path: Path) -> None:
     mark = tmp_path / "MARK"
     (tmp_path / "evil.py").write_text(f"open({str(mark)!r}, 'w')\n")
     shutil.copy(TORCH_SAMPLE, tmp_path / "x.pt")
-    told = json.loads(Path(f"{TORCH_SAMPLE}.ckpttool.json").read_text())
-    told["env"]["id"] = "evil:Evil-v0"
-    (tmp_path / "x.pt.ckpttool.json").write_text(json.dumps(told))
+    record = json.loads(Path(f"{TORCH_SAMPLE}.ckpttool.json").read_text())
+    record["env"]["id"] = "evil:Evil-v0"
+    (tmp_path / "x.pt.ckpttool.json").write_text(json.dumps(record))
     ran = ckpttool("eval", "x.pt", cwd=tmp_path, env={"PYTHONPATH": f"{Path.cwd()}:{tmp_path}"})
     refused(ran)
     assert not mark.exists()

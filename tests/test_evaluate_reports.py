@@ -55,8 +55,8 @@ def test_noise_repeats_and_is_said(golden: Golden) -> None:
     np.testing.assert_array_equal(noisy[0].rollout.returns, noisy[1].rollout.returns, strict=True)
     assert (noisy[0].rollout.returns != plain.rollout.returns).any()
     assert noisy[0].document()["protocol"]["deterministic"] is False
-    said = in_process("eval", TORCH_SAMPLE, "--episodes", 1, "--noise", 0.2).out
-    golden("\n".join(line for line in said.splitlines() if line.startswith("seeds")))
+    text = in_process("eval", TORCH_SAMPLE, "--episodes", 1, "--noise", 0.2).out
+    golden("\n".join(line for line in text.splitlines() if line.startswith("seeds")))
     golden(refused(in_process("eval", TORCH_SAMPLE, "--noise", -1)))
 
 
@@ -93,26 +93,26 @@ def test_algorithms_are_compared_and_files_written(tmp_path: Path) -> None:
     )
     assert ran.status == 0, ran.err  # the two late ones: those of --against may be as bad as they are
     document: dict[str, Any] = ran.json()
-    means = {Path(each["checkpoint"]).name: each["mean"] for each in document["evaluations"]}
-    ours = [means["ckpt-12500.pt"], means["ckpt-15000.pt"]]
-    theirs = [means["ckpt-2500.pt"], means["ckpt-5000.pt"]]
-    assert [run["mean"] for run in document["runs"]["runs"]] == pytest.approx(ours)
+    means = {Path(result["checkpoint"]).name: result["mean"] for result in document["evaluations"]}
+    own_means = [means["ckpt-12500.pt"], means["ckpt-15000.pt"]]
+    reference_means = [means["ckpt-2500.pt"], means["ckpt-5000.pt"]]
+    assert [run["mean"] for run in document["runs"]["runs"]] == pytest.approx(own_means)
     assert document["runs"]["interval_over"] == "training seeds"
-    assert document["runs"]["mean"]["value"] == pytest.approx(np.mean(ours))
-    assert document["against"]["mean"]["value"] == pytest.approx(np.mean(theirs))
+    assert document["runs"]["mean"]["value"] == pytest.approx(np.mean(own_means))
+    assert document["against"]["mean"]["value"] == pytest.approx(np.mean(reference_means))
     compared = document["comparison"]
-    assert compared["difference"]["value"] == pytest.approx(np.mean(ours) - np.mean(theirs))
+    assert compared["difference"]["value"] == pytest.approx(np.mean(own_means) - np.mean(reference_means))
     assert compared["probability_of_improvement"] == {"value": 1.0, "ci95": [1.0, 1.0]}
     with (tmp_path / "episodes.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert [float(row["return"]) for row in rows[:2]] == document["evaluations"][0]["returns"]
     assert {row["seed"] for row in rows} == {"1000", "1001"}
     path = document["tensorboard"]
-    found = list(protobuf.iter_scalars(File.stamp(path), [MEAN, STD, LENGTH]))
-    steps = {scalar.step: scalar.value for scalar in found if scalar.tag == MEAN}
-    expected = {each["step"]: each["mean"] for each in document["evaluations"]}
+    scalars = list(protobuf.iter_scalars(File.stamp(path), [MEAN, STD, LENGTH]))
+    steps = {scalar.step: scalar.value for scalar in scalars if scalar.tag == MEAN}
+    expected = {evaluation["step"]: evaluation["mean"] for evaluation in document["evaluations"]}
     assert steps == pytest.approx(expected, rel=1e-6)
-    assert len(found) == 12
+    assert len(scalars) == 12
 
 
 def test_people_read_the_comparison_and_runs_decide_the_status(golden: Golden) -> None:
@@ -134,8 +134,8 @@ def test_the_curve_needs_all_checkpoints_and_the_score_the_last(tmp_path: Path) 
     )
     assert ran.status == 0, ran.err
     document = ran.json()
-    assert [Path(each).name for each in document["runs"]["runs"][0]["checkpoints"]] == ["ckpt-15000.pt"]
-    means = {each["step"]: each["mean"] for each in document["evaluations"]}
+    assert [Path(saved).name for saved in document["runs"]["runs"][0]["checkpoints"]] == ["ckpt-15000.pt"]
+    means = {evaluation["step"]: evaluation["mean"] for evaluation in document["evaluations"]}
     assert len(means) == 6
     curve = document["runs"]["curve"]
     assert [point["step"] for point in curve] == sorted(means)
@@ -162,9 +162,9 @@ def test_runs_without_a_common_scale_keep_their_results(one: Evaluation) -> None
         for name in ("E-v1", "F-v1")
     ]
     runs = tuple(TrainingRun(name, (name,)) for name in ("E-v1", "F-v1"))
-    found = Sweep(tuple(scored), (), (), (), None, None, ())
+    result = Sweep(tuple(scored), (), (), (), None, None, ())
     compared = cli.ComparedRuns(("E-v1", "F-v1"), runs)
-    printed = cli.report_comparison(compared, cli.OutputOptions(), found)
+    printed = cli.report_comparison(compared, cli.OutputOptions(), result)
     assert [error.kind for error in printed.failures] == ["usage"]
     assert (printed.document, printed.algorithms, printed.mean) == ({}, (), None)
 
@@ -175,12 +175,12 @@ def test_one_mean_below_the_least_decides_the_status() -> None:
 
 
 def test_the_last_checkpoints_are_averaged() -> None:
-    found = sweep([str(RUN)], protocol=Protocol(episodes=2))
-    run = summarize_runs(find_runs([str(RUN)], 3), found.scored, 3)
+    results = sweep([str(RUN)], protocol=Protocol(episodes=2))
+    run = summarize_runs(find_runs([str(RUN)], 3), results.scored, 3)
     assert run is not None
-    last = sorted(found.scored, key=lambda each: each.step or 0)[-3:]
-    assert [each.step for each in run.runs[0].scored] == [each.step for each in last]
-    assert run.mean.value == pytest.approx(np.mean([each.evaluation.statistics.mean for each in last]))
+    last = sorted(results.scored, key=lambda checkpoint: checkpoint.step or 0)[-3:]
+    assert [checkpoint.step for checkpoint in run.runs[0].scored] == [checkpoint.step for checkpoint in last]
+    assert run.mean.value == pytest.approx(np.mean([saved.evaluation.statistics.mean for saved in last]))
 
 
 def test_logged_curves_are_found_and_named(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ FAST = {
 
 
 def named(name: str) -> cases.Case:
-    (found,) = (case for case in cases.CASES if case.name == name)
-    return found
+    (case,) = (case for case in cases.CASES if case.name == name)
+    return case
 
 
 def test_the_results_name_every_cell():

@@ -44,12 +44,12 @@ def session(path: Path) -> Any:
 
 def texts(path: Path) -> dict[str, str]:
     """Return what the file says of itself."""
-    return {each.key: each.value for each in onnx.load(path).metadata_props}
+    return {row.key: row.value for row in onnx.load(path).metadata_props}
 
 
 def receipt(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(f"{path}.ckpttool.json").read_text())
-    return found
+    record: dict[str, Any] = json.loads(Path(f"{path}.ckpttool.json").read_text())
+    return record
 
 
 def sha256(path: Path) -> str:
@@ -70,17 +70,17 @@ def exported(source: object, target: Path, title: str = "actor", env: str | None
     part = agent.runnable(title)
     assert part is not None
     network = build_part_network(agent, part, derive_export_settings(agent, part, env, "model.onnx")[0])
-    given = make_observations(network)
-    wanted = numpy_backend.build(network).step(given)[0]
-    (found,) = session(target).run(None, {"obs": given} if isinstance(given, np.ndarray) else given)
+    rows = make_observations(network)
+    expected = numpy_backend.build(network).step(rows)[0]
+    (outputs,) = session(target).run(None, {"obs": rows} if isinstance(rows, np.ndarray) else rows)
     largest = 1.0
     for number, node in enumerate(network.nodes):
         if isinstance(node.layer, Dense):
             step = type(network)(network.inputs, network.nodes, len(network.inputs) + number)
-            largest = max(largest, float(np.abs(numpy_backend.build(step).step(given)[0]).max()))
-    assert found.shape == wanted.shape == (1000, network.width)
-    assert np.abs(wanted).max() > 0.01
-    assert np.abs(found - wanted).max() <= 1e-6 * largest
+            largest = max(largest, float(np.abs(numpy_backend.build(step).step(rows)[0]).max()))
+    assert outputs.shape == expected.shape == (1000, network.width)
+    assert np.abs(expected).max() > 0.01
+    assert np.abs(outputs - expected).max() <= 1e-6 * largest
     return done
 
 
@@ -94,22 +94,22 @@ def test_the_samples(sample: Path, title: str, tmp_path: Path, golden: Golden) -
     assert len(done.report.mapped) == 6
     assert done.report.complete
     assert done.report.assumed == ()
-    (note,) = (each for each in done.report.notes if title in each)
+    (note,) = (note for note in done.report.notes if title in note)
     golden(note)
-    made = session(tmp_path / "a.onnx")
+    model = session(tmp_path / "a.onnx")
     critic = title.startswith("critic")
-    assert [each.name for each in made.get_inputs()] == (["obs", "action"] if critic else ["obs"])
-    assert [each.name for each in made.get_outputs()] == (["value"] if critic else ["action"])
-    assert {each.type for each in (*made.get_inputs(), *made.get_outputs())} == {"tensor(float)"}
-    assert made.get_inputs()[0].shape == ["batch", 3]
+    assert [input_.name for input_ in model.get_inputs()] == (["obs", "action"] if critic else ["obs"])
+    assert [output.name for output in model.get_outputs()] == (["value"] if critic else ["action"])
+    assert {value.type for value in (*model.get_inputs(), *model.get_outputs())} == {"tensor(float)"}
+    assert model.get_inputs()[0].shape == ["batch", 3]
 
 
 def test_one_observation_and_many_give_the_same(tmp_path: Path) -> None:
     exported(TORCH_SAMPLE, tmp_path / "a.onnx")
-    made = session(tmp_path / "a.onnx")
+    onnx_session = session(tmp_path / "a.onnx")
     obs = np.random.default_rng(0).standard_normal((64, 3)).astype("f4")
-    (many,) = made.run(None, {"obs": obs})
-    one = np.concatenate([made.run(None, {"obs": obs[n : n + 1]})[0] for n in range(64)])
+    (many,) = onnx_session.run(None, {"obs": obs})
+    one = np.concatenate([onnx_session.run(None, {"obs": obs[n : n + 1]})[0] for n in range(64)])
     assert np.abs(many - one).max() <= 1e-6
     assert np.abs(many).max() <= 2.0
     assert np.abs(many).max() > 1.0
@@ -121,14 +121,14 @@ def torch_agent(folder: Path, dtype: str = "float32", norm: bool = False, bounds
     generator = torch.Generator().manual_seed(3)
 
     def layers(*sizes: int) -> dict[str, Any]:
-        found = {}
+        tensors = {}
         for number, (rows, columns) in enumerate(pairwise(sizes), start=1):
             weight = torch.randn(columns, rows, generator=generator, dtype=getattr(torch, dtype))
-            found[f"l{number}.weight"], found[f"l{number}.bias"] = weight, weight[:, 0].clone()
-        return found
+            tensors[f"l{number}.weight"], tensors[f"l{number}.bias"] = weight, weight[:, 0].clone()
+        return tensors
 
     path = folder / "agent.pt"
-    heads = {f"{q}.{name}": each for q in ("q1", "q2") for name, each in layers(6, 16, 1).items()}
+    heads = {f"{q}.{name}": tensor for q in ("q1", "q2") for name, tensor in layers(6, 16, 1).items()}
     torch.save({"actor": layers(4, 16, 16, 2), "critic": heads}, path)
     statistics = {"mean": [100.0, -3.0, 0.0, 1.0], "var": [4.0, 0.1, 1.0, 9.0], "epsilon": 1e-8, "clip": 5.0}
     facts = {
@@ -146,13 +146,13 @@ def torch_agent(folder: Path, dtype: str = "float32", norm: bool = False, bounds
 @pytest.mark.torch
 def test_statistics_of_the_sidecar_are_inside(tmp_path: Path) -> None:
     exported(torch_agent(tmp_path, norm=True), tmp_path / "a.onnx")
-    made = session(tmp_path / "a.onnx")
+    model = session(tmp_path / "a.onnx")
     mean = np.array([[100.0, -3.0, 0.0, 1.0]], "f4")
     spread = np.sqrt(np.array([[4.0, 0.1, 1.0, 9.0]])).astype("f4")
     # What is further than five deviations from the mean is limited there.
-    near, far = (made.run(None, {"obs": mean + times * spread})[0] for times in (5.0, 50.0))
+    near, far = (model.run(None, {"obs": mean + times * spread})[0] for times in (5.0, 50.0))
     assert np.abs(near - far).max() <= 1e-4
-    constants = {each.name for each in onnx.load(tmp_path / "a.onnx").graph.initializer}
+    constants = {constant.name for constant in onnx.load(tmp_path / "a.onnx").graph.initializer}
     assert {"obs/0/shift", "obs/1/scale", "obs/2/low", "actor/0/kernel", "action/9/shift"} <= constants
 
 
@@ -161,9 +161,9 @@ def test_weights_in_64_bits_become_a_model_in_32(tmp_path: Path, golden: Golden)
     done = exported(torch_agent(tmp_path, "float64"), tmp_path / "a.onnx")
     golden(next(note for note in done.report.notes if "float64" in note))
     low, high = np.array([-1.0, 0.0]), np.array([2.0, 0.5])
-    (found,) = session(tmp_path / "a.onnx").run(None, {"obs": 100 * np.eye(4, dtype="f4")})
-    assert ((found >= low) & (found <= high)).all()
-    assert (np.isclose(found, low) | np.isclose(found, high)).all()
+    (outputs,) = session(tmp_path / "a.onnx").run(None, {"obs": 100 * np.eye(4, dtype="f4")})
+    assert ((outputs >= low) & (outputs <= high)).all()
+    assert (np.isclose(outputs, low) | np.isclose(outputs, high)).all()
 
 
 @pytest.mark.torch
@@ -183,7 +183,7 @@ def test_stable_baselines3_with_statistics_and_sac_by_its_mean(tmp_path: Path) -
 
 
 def constants_of(path: Path) -> list[str]:
-    return [each.name for each in onnx.load(path).graph.initializer]
+    return [constant.name for constant in onnx.load(path).graph.initializer]
 
 
 @pytest.mark.torch
@@ -198,7 +198,7 @@ def test_layer_norms_and_statistics_in_the_checkpoint_itself(tmp_path: Path) -> 
     folded = [line.target for line in done.report.mapped if line.rule == "folded"]
     assert "normalizer/mean" in folded
     assert "action_low" not in texts(tmp_path / "a.onnx")
-    assert not [said for said in done.report.assumed if "bounds" in said]
+    assert not [sentence for sentence in done.report.assumed if "bounds" in sentence]
     # The critic sees more than the policy, and none of the policy's statistics.
     done = exported(path, tmp_path / "v.onnx", "value")
     assert not [line for line in done.report.mapped if line.rule == "folded"]
@@ -221,7 +221,7 @@ def test_agents_of_other_people(corpus: Path, name: str, env: str | None, tmp_pa
     if env is not None:
         pytest.importorskip("mujoco" if "Cheetah" in env else "gymnasium")
     done = exported(corpus / name, tmp_path / "a.onnx", env=env)
-    assert bool([said for said in done.report.assumed if "action bounds" in said]) == (env is not None)
+    assert bool([text for text in done.report.assumed if "action bounds" in text]) == (env is not None)
 
 
 @pytest.mark.corpus
@@ -245,20 +245,20 @@ def test_the_same_conversion_gives_the_same_bytes_whenever_and_wherever(tmp_path
 def test_the_file_and_the_receipt_say_where_everything_is_from(tmp_path: Path) -> None:
     done = exported(TF_SAMPLE, tmp_path / "a.onnx")
     source = in_process("digest", TF_SAMPLE, "--json").json()["sha256"]
-    made, said = receipt(tmp_path / "a.onnx"), texts(tmp_path / "a.onnx")
-    assert made["target_sha256"] == done.digest == sha256(tmp_path / "a.onnx")
+    row, facts = receipt(tmp_path / "a.onnx"), texts(tmp_path / "a.onnx")
+    assert row["target_sha256"] == done.digest == sha256(tmp_path / "a.onnx")
     known = {"path": "ckpt-15000", "sha256": source, "format": "tensor_bundle", "layout": "td3_tf"}
-    assert made["source"] == {**known, "network": "actor"}
-    (parity,) = made["parity"]
+    assert row["source"] == {**known, "network": "actor"}
+    (parity,) = row["parity"]
     assert (parity["name"], parity["within"]) == ("actor", True)
-    assert [rule["target"] for rule in made["rules"]] == [m.target for m in done.report.mapped]
-    assert (made["env"]["id"], made["action_low"], made["action_high"]) == ("Pendulum-v1", [-2.0], [2.0])
-    assert said["tool"].startswith("ckpttool ")
-    assert (said["source"], said["source_sha256"], said["network"]) == ("ckpt-15000", source, "actor")
-    assert (said["env"], said["obs_dim"]) == ("Pendulum-v1", "3")
-    assert json.loads(said["action_low"]) == [-2.0]
-    assert json.loads(said["provenance"])["action_low"] == made["provenance"]["action_low"]
-    assert json.loads(said["assumed"]) == []
+    assert [rule["target"] for rule in row["rules"]] == [m.target for m in done.report.mapped]
+    assert (row["env"]["id"], row["action_low"], row["action_high"]) == ("Pendulum-v1", [-2.0], [2.0])
+    assert facts["tool"].startswith("ckpttool ")
+    assert (facts["source"], facts["source_sha256"], facts["network"]) == ("ckpt-15000", source, "actor")
+    assert (facts["env"], facts["obs_dim"]) == ("Pendulum-v1", "3")
+    assert json.loads(facts["action_low"]) == [-2.0]
+    assert json.loads(facts["provenance"])["action_low"] == row["provenance"]["action_low"]
+    assert json.loads(facts["assumed"]) == []
     # The constants have the names of the report.
     constants = set(constants_of(tmp_path / "a.onnx"))
     assert constants - {m.target for m in done.report.mapped} == {"action/6/scale"}
@@ -321,9 +321,9 @@ def test_an_environment_tells_the_bounds(tmp_path: Path, golden: Golden) -> None
     shutil.copy(TORCH_SAMPLE, alone)
     done = exported(alone, tmp_path / "a.onnx", env="Pendulum-v1")
     golden("\n".join(done.report.assumed))
-    made = receipt(tmp_path / "a.onnx")
-    assert (made["action_low"], made["action_high"], made["env"]["id"]) == ([-2.0], [2.0], "Pendulum-v1")
-    golden(json.dumps(made["provenance"], indent=2))
+    row = receipt(tmp_path / "a.onnx")
+    assert (row["action_low"], row["action_high"], row["env"]["id"]) == ([-2.0], [2.0], "Pendulum-v1")
+    golden(json.dumps(row["provenance"], indent=2))
     with pytest.raises(EnvironmentMismatchError) as caught:
         convert(str(alone), str(tmp_path / "b.onnx"), env="MountainCarContinuous-v0")
     golden(caught.value)
@@ -406,9 +406,9 @@ def test_a_tree_cannot_be_saved_as_onnx(tmp_path: Path, golden: Golden) -> None:
 @pytest.mark.torch
 def test_what_gives_no_numbers_cannot_be_compared(tmp_path: Path, golden: Golden) -> None:
     torch = pytest.importorskip("torch")
-    found = torch.load(TORCH_SAMPLE, weights_only=True)
-    found["actor"]["l2.weight"][0, 0] = float("nan")
-    torch.save(found, tmp_path / "a.pt")
+    contents = torch.load(TORCH_SAMPLE, weights_only=True)
+    contents["actor"]["l2.weight"][0, 0] = float("nan")
+    torch.save(contents, tmp_path / "a.pt")
     with pytest.raises(UnsupportedError) as caught:
         convert(str(tmp_path / "a.pt"), str(tmp_path / "a.onnx"), env="Pendulum-v1")
     golden(caught.value)

@@ -49,8 +49,8 @@ def check(folder: Path, pair: FactPair) -> None:
     """Compare the outputs of both frameworks with what the table claims, then run `verify`."""
     computed = fact_pairs.outputs(folder)
     assert fact_pairs.is_same(computed[pair.a], computed[pair.b]) is pair.equal
-    found = fact_pairs.compare(folder, pair)
-    assert found.right, found
+    outcome = fact_pairs.compare(folder, pair)
+    assert outcome.right, outcome
 
 
 @pytest.mark.parametrize("pair", CHEAP, ids=lambda pair: pair.title)
@@ -76,7 +76,7 @@ def test_no_pair_with_a_different_fact_passes_and_every_equal_pair_does(
     wrong = [pair for pair in WHOLE if fact_pairs.is_same(computed[pair.a], computed[pair.b]) != pair.equal]
     assert not wrong
     outcomes = [fact_pairs.compare(every_file, pair) for pair in WHOLE]
-    assert not [each for each in outcomes if not each.right]
+    assert not [outcome for outcome in outcomes if not outcome.right]
 
 
 # One Keras policy with any activation in its configuration; written without Keras.
@@ -196,8 +196,8 @@ def test_a_given_activation_replaces_the_stated_one_and_both_are_reported(tmp_pa
 
 
 def test_doctor_reports_what_is_not_understood(tmp_path: Path) -> None:
-    found = diagnose(keras_file(tmp_path, function("sin")))
-    assert any("sin" in each.sentence for each in found.findings)
+    diagnosis = diagnose(keras_file(tmp_path, function("sin")))
+    assert any("sin" in finding.sentence for finding in diagnosis.findings)
 
 
 UNDERSTOOD = {
@@ -217,6 +217,6 @@ def test_activation_objects_are_judged_by_class_and_settings(tmp_path: Path, for
     names = (
         set(agent.known.activations or ())
         if program is None
-        else {each.value["name"] for each in program.operations if each.kind == "activation"}
+        else {operation.value["name"] for operation in program.operations if operation.kind == "activation"}
     )
     assert names == {UNDERSTOOD[form][1]}

@@ -253,9 +253,9 @@ def test_a_limit_of_the_system_is_one_sentence(limit: str, place: Path) -> None:
 
 def test_a_sidecar_with_more_activations_than_layers_is_refused(place: Path) -> None:
     file = place / "agent.pt.ckpttool.json"
-    told = json.loads(file.read_text())
-    told["activations"] = ["relu", "relu", "tanh"]
-    file.write_text(json.dumps(told))
+    record = json.loads(file.read_text())
+    record["activations"] = ["relu", "relu", "tanh"]
+    file.write_text(json.dumps(record))
     for words in (["eval", "agent.pt", "--episodes", "1"], ["convert", "agent.pt", "x", "--to", "tf"]):
         error = in_process(*words, "--json", cwd=place).json()["error"]
         assert (error["kind"], Path(error["file"]).name) == ("format", file.name)

@@ -62,12 +62,12 @@ def _own_environment() -> Iterator[None]:
 def noise(n: int, height: int = 48, width: int = 64) -> list[np.ndarray]:
     """Pictures that change everywhere but in one half, smooth enough for an encoder that loses detail."""
     rng = np.random.default_rng(0)
-    made = []
+    frames = []
     for _ in range(n):
         picture = np.full((height, width, 3), 90, np.uint8)
         picture[:, : width // 2] = rng.integers(0, 255, 3)
-        made.append(picture)
-    return made
+        frames.append(picture)
+    return frames
 
 
 def decoded(path: Path) -> tuple[np.ndarray, float]:
@@ -85,11 +85,11 @@ def decoded(path: Path) -> tuple[np.ndarray, float]:
 
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     done = subprocess.run(command, capture_output=True, check=True)
-    said = re.search(r"Video: h264.* (\d+)x(\d+).* ([\d.]+) fps", done.stderr.decode())
-    assert said is not None
-    width, height, fps = int(said[1]), int(said[2]), float(said[3])
-    found = np.frombuffer(done.stdout, np.uint8).reshape(-1, height, width, 3)
-    return found, len(found) / fps
+    match = re.search(r"Video: h264.* (\d+)x(\d+).* ([\d.]+) fps", done.stderr.decode())
+    assert match is not None
+    width, height, fps = int(match[1]), int(match[2]), float(match[3])
+    frames = np.frombuffer(done.stdout, np.uint8).reshape(-1, height, width, 3)
+    return frames, len(frames) / fps
 
 
 def write(path: Path, pictures: list[np.ndarray], fps: float) -> None:
@@ -107,15 +107,15 @@ def test_what_is_shown_is_in_the_file(suffix: str, size: tuple[int, int], tmp_pa
     shown = noise(12, *size)
     path = tmp_path / f"film{suffix}"
     write(path, shown, FPS)
-    found, seconds = decoded(path)
+    frames, seconds = decoded(path)
     height, width = size
-    assert len(found) == len(shown)
+    assert len(frames) == len(shown)
     assert seconds == pytest.approx(12 / FPS)
     # H.264 has no odd sides, and both lose colours.
-    assert found.shape[1:] == (
+    assert frames.shape[1:] == (
         (height, width, 3) if suffix == ".gif" else (height + 1 & ~1, width + 1 & ~1, 3)
     )
-    errors = abs(found[:, :height, :width].astype(int) - np.stack(shown)).mean(axis=(1, 2, 3))
+    errors = abs(frames[:, :height, :width].astype(int) - np.stack(shown)).mean(axis=(1, 2, 3))
     assert errors.max() < 8
 
 
@@ -123,10 +123,10 @@ def test_a_gif_of_many_pictures_per_second_omits_some_and_lasts_as_long(tmp_path
     path = tmp_path / "film.gif"
     shown = noise(50)
     write(path, shown, 125.0)
-    found, seconds = decoded(path)
-    assert len(found) == 20
+    frames, seconds = decoded(path)
+    assert len(frames) == 20
     assert seconds == pytest.approx(50 / 125, abs=0.005)
-    errors = [min(abs(picture.astype(int) - each).mean() for each in shown) for picture in found]
+    errors = [min(abs(picture.astype(int) - frame).mean() for frame in shown) for picture in frames]
     assert max(errors) < 4
 
 
@@ -147,17 +147,17 @@ def test_a_small_gif_has_fewer_pictures_and_lasts_as_long(tmp_path: Path) -> Non
     with write_video(str(path), ".gif", 30.0, small=True) as show:
         for picture in noise(30):
             show(picture)
-    found, seconds = decoded(path)
-    assert len(found) == 15
+    frames, seconds = decoded(path)
+    assert len(frames) == 15
     assert seconds == pytest.approx(1.0, abs=0.05)
 
 
 @pytest.mark.parametrize(("width", "shape"), [(None, (48, 64, 3)), (64, (48, 64, 3)), (40, (30, 40, 3))])
 def test_pictures_keep_their_proportions(width: int | None, shape: tuple[int, ...]) -> None:
     (picture,) = noise(1)
-    made = resize_image(picture, width)
-    assert made.shape == shape
-    assert abs(made[:, : made.shape[1] // 3].astype(int) - picture[0, 0]).max() <= 8
+    resized = resize_image(picture, width)
+    assert resized.shape == shape
+    assert abs(resized[:, : resized.shape[1] // 3].astype(int) - picture[0, 0]).max() <= 8
 
 
 FAILING = {
@@ -221,14 +221,14 @@ def test_a_film_needs_the_memory_of_a_few_pictures(suffix: str, tmp_path: Path) 
 @pytest.mark.parametrize("ground", [0, 128, 200, 255])
 def test_a_caption_writes_letters_on_a_dark_box_on_a_copy(ground: int) -> None:
     picture = np.full((240, 320, 3), ground, np.uint8)
-    made = Caption().put(picture, ("episode 12, best", "step 1000   return -12345.6"))
+    captioned = Caption().put(picture, ("episode 12, best", "step 1000   return -12345.6"))
     assert (picture == ground).all()
-    where = (made != ground).any(axis=2)
+    where = (captioned != ground).any(axis=2)
     rows, columns = np.flatnonzero(where.any(axis=1)), np.flatnonzero(where.any(axis=0))
     assert rows[-1] < 60
     assert 100 < columns[-1] < 310
     # Light letters on a dark box: legible on every ground, and the same on each.
-    corner = made[: rows[-1] + 1, : columns[-1] + 1]
+    corner = captioned[: rows[-1] + 1, : columns[-1] + 1]
     assert corner.max() > 240
     assert (corner[0] < 40).all()
     assert (corner[:, 0] < 40).all()
@@ -324,9 +324,9 @@ def test_the_command_draws_the_best_and_the_worst(tmp_path: Path, golden: Golden
     document = ran.json()
     strip, returns = document["strip"], document["returns"]
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert [each["wanted"] for each in strip["episodes"]] == [["best"], ["worst"]]
-    assert [each["return"] for each in strip["episodes"]] == [max(returns), min(returns)]
-    assert all(each["equal"] and each["steps"] == [0, 100, 200] for each in strip["episodes"])
+    assert [episode["wanted"] for episode in strip["episodes"]] == [["best"], ["worst"]]
+    assert [episode["return"] for episode in strip["episodes"]] == [max(returns), min(returns)]
+    assert all(episode["equal"] and episode["steps"] == [0, 100, 200] for episode in strip["episodes"])
     golden(refused(in_process(*common, "--strip", path)))
     golden(refused(in_process(*common, "--strip", tmp_path / "strip.gif")))
     golden(refused(in_process(*common, "--video-width", 100)))
@@ -372,21 +372,21 @@ def test_the_camera_goes_along() -> None:
         assert isinstance(vector, GymVector)
         vector.reset(np.arange(1), np.zeros(1, np.int64))
         inner = vector._envs[0].unwrapped
-        seen = []
+        columns = []
         for far in (0.0, 50.0):
-            place = inner.data.qpos.copy()
-            place[0] = far
-            inner.set_state(place, inner.data.qvel.copy())
+            positions = inner.data.qpos.copy()
+            positions[0] = far
+            inner.set_state(positions, inner.data.qvel.copy())
             red, green, blue = vector.frame(0).astype(int).transpose(2, 0, 1)
-            seen.append(int(((red - green > 20) & (green - blue > 20)).sum()))
-    assert min(seen) > 100, "its skin is not in the picture"
+            columns.append(int(((red - green > 20) & (green - blue > 20)).sum()))
+    assert min(columns) > 100, "its skin is not in the picture"
 
 
 @needs_mujoco
 @pytest.mark.parametrize("env", ["HalfCheetah-v5", "Ant-v4", "Humanoid-v5", "Pusher-v5"])
 def test_what_is_set_for_drawing_changes_no_step(env: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gymnasium_engine, "_choose_opengl", lambda: "egl")
-    rows, seen = np.arange(1), []
+    rows, runs = np.arange(1), []
     for drawn in (False, True):
         with environments.make_vector_env(env, 1, engine="gymnasium", pictures=drawn) as vector:
             vector.reset(rows, np.array([7]))
@@ -397,8 +397,8 @@ def test_what_is_set_for_drawing_changes_no_step(env: str, monkeypatch: pytest.M
             for action in actions.astype(np.float32):
                 rewards, *_ = vector.step(action, rows)
                 run.append((np.array(vector.obs), rewards))
-            seen.append(run)
-    for (obs, reward), (others, other) in zip(*seen, strict=True):
+            runs.append(run)
+    for (obs, reward), (others, other) in zip(*runs, strict=True):
         assert (obs == others).all()
         assert reward == other
 
@@ -454,14 +454,14 @@ def test_the_command_films_what_it_scored(tmp_path: Path) -> None:
             "length": lengths[worst],
             "scored": returns[worst],
             # Gymnasium's own objects draw: to the bit where the engine that scored agrees to the bit.
-            "equal": not any(each["largest"] for each in document["agreement"]["deviations"].values()),
+            "equal": not any(item["largest"] for item in document["agreement"]["deviations"].values()),
         }
     ]
-    found, seconds = decoded(path)
-    assert len(found) == video["frames"] == lengths[worst] + 1
-    assert found.shape[1:] == (video["height"], video["width"], 3) == (500, 500, 3)
-    assert seconds == pytest.approx(len(found) / video["fps"], abs=0.05)
-    assert all(30 < picture.mean() < 255 for picture in found[::20])
+    frames, seconds = decoded(path)
+    assert len(frames) == video["frames"] == lengths[worst] + 1
+    assert frames.shape[1:] == (video["height"], video["width"], 3) == (500, 500, 3)
+    assert seconds == pytest.approx(len(frames) / video["fps"], abs=0.05)
+    assert all(30 < picture.mean() < 255 for picture in frames[::20])
     assert sorted(tmp_path.iterdir()) == [path, out]
 
 
@@ -508,7 +508,7 @@ def test_what_cannot_be_filmed_is_refused(case: str, tmp_path: Path, golden: Gol
             episodes.split(","),
         )
     golden(caught.value)
-    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("there.gif", b"mine")]
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("there.gif", b"mine")]
 
 
 def test_the_command_refuses_before_it_plays(tmp_path: Path, golden: Golden) -> None:

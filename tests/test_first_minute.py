@@ -55,22 +55,22 @@ def on_terminal(*words: object, lines: int = 24, cwd: Path | None = None, **env:
 def groups(outline: ListingOutline) -> list[tuple[str, int]]:
     """Return name and count of all groups, from top to bottom."""
     assert outline.root is not None
-    waiting, found = list(reversed(outline.entries(outline.root))), []
+    waiting, folded = list(reversed(outline.entries(outline.root))), []
     while waiting:
         name, entry = waiting.pop()
         if isinstance(entry, SiblingGroup):
-            found.append((name, entry.count))
+            folded.append((name, entry.count))
         waiting += reversed(outline.children(entry))
-    return found
+    return folded
 
 
 @pytest.mark.parametrize(("blocks", "tensors"), [(25, 301), (833, 9997)])
 def test_a_large_model_fits_the_screen(blocks: int, tensors: int, tmp_path: Path, golden: Golden) -> None:
     file = transformer(tmp_path / "model.safetensors", blocks)
-    seen = on_terminal("inspect", file.name, NO_COLOR="1", cwd=tmp_path).out
-    assert len(seen.splitlines()) <= 23
-    assert max(map(len, seen.splitlines())) <= 80
-    golden(seen)
+    text = on_terminal("inspect", file.name, NO_COLOR="1", cwd=tmp_path).out
+    assert len(text.splitlines()) <= 23
+    assert max(map(len, text.splitlines())) <= 80
+    golden(text)
     whole = on_terminal("inspect", file, "--all", "--quiet")
     assert whole.out.count("float32[") == tensors
     assert len(in_process("inspect", file, "--json").json()["tensors"]) == tensors
@@ -93,17 +93,17 @@ def test_siblings_are_alike_by_their_whole_subtrees(tmp_path: Path) -> None:
     tensors |= {f"list.{n}": np.zeros(4, np.float32) for n in range(11)}
     file = tmp_path / "a.safetensors"
     save(torch_tree(tensors), str(file))
-    found = summary(str(file))
-    assert groups(ListingOutline(found.modules)) == [("0...4", 5), ("6...11", 6), ("0...10", 11)]
-    assert groups(ListingOutline(found.modules, whole=True)) == []
-    text = render_tree(found, TreeView(quiet=True))
+    listing = summary(str(file))
+    assert groups(ListingOutline(listing.modules)) == [("0...4", 5), ("6...11", 6), ("0...10", 11)]
+    assert groups(ListingOutline(listing.modules, whole=True)) == []
+    text = render_tree(listing, TreeView(quiet=True))
     rows = [" ".join(line.split()) for line in text.splitlines()]
     assert "0...10 float32[4] (11 alike) 44 176 B" in rows
     assert "0...4 (5 alike) 20 80 B" in rows
-    folded = render_tree(found, TreeView(quiet=True, depth=2))
+    folded = render_tree(listing, TreeView(quiet=True, depth=2))
     assert "(6 alike, 12 tensors)" in folded
     for view in (TreeView(quiet=True, whole=True), TreeView(quiet=True, keys=True)):
-        assert "alike" not in render_tree(found, view)
+        assert "alike" not in render_tree(listing, view)
 
 
 def test_numbers_are_in_natural_order_where_names_are_sorted(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_numbers_are_in_natural_order_where_names_are_sorted(tmp_path: Path) -> 
         shown = [line.split()[0] for line in in_process("inspect", file, "-q").out.splitlines()[1:]]
         assert shown == (sorted(shapes, key=int) if name == "sorted" else keys)
         tensors = in_process("inspect", file, "--json").json()["tensors"]
-        assert [each["path"] for each in tensors] == keys
+        assert [tensor["path"] for tensor in tensors] == keys
 
 
 def test_counters_show_their_values(tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ def test_a_missing_shard_is_beside_the_path(tmp_path: Path) -> None:
         shutil.copy(file, tmp_path)
     lost = tmp_path / "ckpt-15000.data-00000-of-00001"
     os.remove(lost)
-    found = summary(str(tmp_path / "ckpt-15000"))
-    assert missing_shards(found.checkpoint) == (lost.name,)
-    assert lost.name in render_tree(found, TreeView()).splitlines()[1]
+    listing = summary(str(tmp_path / "ckpt-15000"))
+    assert missing_shards(listing.checkpoint) == (lost.name,)
+    assert lost.name in render_tree(listing, TreeView()).splitlines()[1]
     shard = transformer(tmp_path / "model-00001-of-00002.safetensors", 1)
     assert "model-00002-of-00002.safetensors" in in_process("inspect", shard).out.splitlines()[1]
     assert missing_shards(summary(str(TORCH_SAMPLE)).checkpoint) == ()
@@ -228,9 +228,9 @@ def test_a_path_alone_is_listed_and_diagnosed(tmp_path: Path) -> None:
 def test_modules_come_before_values_where_not_all_fit(tmp_path: Path) -> None:
     content = {**{f"setting{n}" + "x" * n: n for n in range(30)}, "model.weight": np.ones(3, np.float32)}
     save(torch_tree(content), str(tmp_path / "training.pt"))
-    seen = on_terminal("inspect", "training.pt", NO_COLOR="1", cwd=tmp_path).out
-    assert len(seen.splitlines()) <= 23
-    names = [line.split()[0] for line in seen.splitlines() if line.strip()]
+    text = on_terminal("inspect", "training.pt", NO_COLOR="1", cwd=tmp_path).out
+    assert len(text.splitlines()) <= 23
+    names = [line.split()[0] for line in text.splitlines() if line.strip()]
     assert "model" in names
     assert "setting0" in names
 
@@ -240,8 +240,8 @@ def test_the_next_command_after_a_file_with_code_lists_it(tmp_path: Path) -> Non
     with zipfile.ZipFile(tmp_path / "theirs.pt", "w") as archive:
         archive.writestr("agent/data.pkl", content)
         archive.writestr("agent/version", "3\n")
-    seen = on_terminal("inspect", "theirs.pt", cwd=tmp_path, NO_COLOR="1").out
-    steps = [line.removeprefix("next: ckpttool ") for line in seen.splitlines() if line.startswith("next: ")]
+    text = on_terminal("inspect", "theirs.pt", cwd=tmp_path, NO_COLOR="1").out
+    steps = [line.removeprefix("next: ckpttool ") for line in text.splitlines() if line.startswith("next: ")]
     assert steps == ["inspect theirs.pt --names"]
     listed = on_terminal(*shlex.split(steps[0]), cwd=tmp_path, NO_COLOR="1").out
     assert "posix.getcwd" in listed
@@ -250,8 +250,8 @@ def test_the_next_command_after_a_file_with_code_lists_it(tmp_path: Path) -> Non
 
 def test_files_of_one_agent_are_one_checkpoint(corpus: Path, tmp_path: Path) -> None:
     """TD3's authors' code writes several files per checkpoint."""
-    found = in_process("inspect", corpus / "torch" / "fujimoto" / "bmcnns" / "models", "--json").json()
-    names = [os.path.basename(row["path"]) for row in found["checkpoints"]]
+    document = in_process("inspect", corpus / "torch" / "fujimoto" / "bmcnns" / "models", "--json").json()
+    names = [os.path.basename(row["path"]) for row in document["checkpoints"]]
     assert names == ["TD3_HalfCheetah-v3_0", "TD3_HalfCheetah-v3_1"]
     sizes = [
         sum(
@@ -261,7 +261,7 @@ def test_files_of_one_agent_are_one_checkpoint(corpus: Path, tmp_path: Path) -> 
         )
         for name in names
     ]
-    assert [row["nbytes"] for row in found["checkpoints"]] == sizes
+    assert [row["nbytes"] for row in document["checkpoints"]] == sizes
 
 
 def test_logged_returns_are_no_checkpoint(tmp_path: Path) -> None:
@@ -278,9 +278,9 @@ def test_deeper_folders_are_named(tmp_path: Path) -> None:
     for name in ("a/one.pt", "a/two.pt", "b/deeper/three.pt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(TORCH_SAMPLE, tmp_path / name)
-    found = in_process("inspect", tmp_path, "--json").json()
-    assert [os.path.basename(row["path"]) for row in found["checkpoints"]] == ["one.pt", "two.pt"]
-    assert any(f"ckpttool check {tmp_path}" in note for note in found["notes"])
+    document = in_process("inspect", tmp_path, "--json").json()
+    assert [os.path.basename(row["path"]) for row in document["checkpoints"]] == ["one.pt", "two.pt"]
+    assert any(f"ckpttool check {tmp_path}" in note for note in document["notes"])
     assert "3 checkpoints" in in_process("check", tmp_path).out
 
 

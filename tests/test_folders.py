@@ -62,7 +62,7 @@ def sharded(folder: Path) -> None:
     ran = in_process("convert", TORCH_SAMPLE, folder / "model-00001-of-00001.safetensors", "--no-verify")
     assert ran.status == 0, ran.err
     names = in_process("inspect", folder / "model-00001-of-00001.safetensors", "--json").json()["tensors"]
-    weights = {each["key"]: "model-00001-of-00001.safetensors" for each in names}
+    weights = {row["key"]: "model-00001-of-00001.safetensors" for row in names}
     index = {"metadata": {}, "weight_map": weights}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
@@ -210,16 +210,16 @@ def test_inspect_lists_or_shows(kind: str, folders: Path) -> None:
 def test_eval_plays_every_checkpoint(kind: str, folders: Path) -> None:
     """`eval` plays all checkpoints of a run, `check` searches all folders below (tests/test_check.py)."""
     folder, expected = folders / kind, KINDS[kind][1]
-    found = [each.path for each in expand_paths([str(folder)])]
+    paths = [path.path for path in expand_paths([str(folder)])]
     if expected == NOTHING:
-        assert found == [str(folder)]
+        assert paths == [str(folder)]
     elif expected != CHOOSE:
-        assert str(folder / expected) in found
+        assert str(folder / expected) in paths
     else:
-        assert len(found) > 1 or kind in ("two runs", "a run with its latest beside one without")
+        assert len(paths) > 1 or kind in ("two runs", "a run with its latest beside one without")
     if kind == "a run in a subfolder":
-        assert found == [each.path for each in expand_paths([str(folder / "checkpoints")])]
-        assert len(found) == 2
+        assert paths == [path.path for path in expand_paths([str(folder / "checkpoints")])]
+        assert len(paths) == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -230,7 +230,7 @@ def test_check_searches_every_folder(kind: str, folders: Path) -> None:
         assert (ran.status, ran.json()["error"]["kind"]) == (2, "not_a_checkpoint")
         return
     assert ran.status == 0
-    checked = [each["path"] for each in ran.json()["checkpoints"]]
+    checked = [row["path"] for row in ran.json()["checkpoints"]]
     assert expected not in checked
     counts = {"two runs": 4, "a run without its latest": 3, "a run in a subfolder": 2}
     assert kind not in counts or len(checked) == counts[kind]

@@ -29,7 +29,7 @@ def states() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     shapes = {"_encoder._layers.0.weight": (64, 3), "_encoder._layers.0.bias": (64,), "_fc.weight": (2, 64)}
     policy = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    return {"policy": policy, "targ_policy": {name: each + 1 for name, each in policy.items()}}
+    return {"policy": policy, "targ_policy": {name: tensor + 1 for name, tensor in policy.items()}}
 
 
 def archive(value: Any = None, **how: Any) -> bytes:
@@ -40,8 +40,8 @@ def archive(value: Any = None, **how: Any) -> bytes:
 
 def written(path: Path, protocol: int = 4, **entries: Any) -> str:
     """dump_learnable of d3rlpy/base.py."""
-    found = {"torch": archive(), "config": json.dumps(CONFIG), "version": "2.8.1", **entries}
-    path.write_bytes(pickle.dumps(found, protocol))
+    contents = {"torch": archive(), "config": json.dumps(CONFIG), "version": "2.8.1", **entries}
+    path.write_bytes(pickle.dumps(contents, protocol))
     return str(path)
 
 
@@ -63,8 +63,8 @@ class TestD3(FormatContract):
             data[generator.integers(start, stop)] ^= 1 << generator.integers(8)
             Path(path).write_bytes(data)
             try:
-                found = open_checkpoint(path).tree.tensors()
-                assert {display(p): bytes(leaf.read()) for p, leaf in found} == right
+                tensors = open_checkpoint(path).tree.tensors()
+                assert {display(p): bytes(leaf.read()) for p, leaf in tensors} == right
             except CkpttoolError as error:
                 assert str(error).isprintable()  # noqa: PT017  # both outcomes are right
 
@@ -75,11 +75,11 @@ def test_tensors_lie_in_the_file_where_they_are(protocol: int, tmp_path: Path) -
     tree = open_checkpoint(path).tree
     whole = Path(path).read_bytes()
     state = states()
-    found = {tree.names[p]: leaf for p, leaf in tree.tensors()}
-    assert len(found) == 6
+    leaves = {tree.names[p]: leaf for p, leaf in tree.tensors()}
+    assert len(leaves) == 6
     for owner, tensors in state.items():
         for name, tensor in tensors.items():
-            leaf = found[f"torch/{owner}/{name.replace('.', '/')}"]
+            leaf = leaves[f"torch/{owner}/{name.replace('.', '/')}"]
             np.testing.assert_array_equal(leaf.array(), tensor.numpy())
             assert leaf.key == f"{owner}.{name}"
             assert isinstance(leaf.source, Span)

@@ -46,11 +46,11 @@ def keras3_file(path: Path, *, named: bool = True) -> str:
     generator = np.random.default_rng(0)
 
     def group(file: Any, name: str, user: str, arrays: list[np.ndarray]) -> None:
-        made = file.create_group(f"{name}/vars" if name else "vars")
+        group = file.create_group(f"{name}/vars" if name else "vars")
         if named:
-            made.attrs["name"] = user
+            group.attrs["name"] = user
         for number, array in enumerate(arrays):
-            made[str(number)] = array
+            group[str(number)] = array
 
     arrays = [generator.standard_normal(shape).astype(np.float32) for shape in ((4, 8), (8,), (8, 2), (2,))]
     slots = [generator.standard_normal(a.shape).astype(np.float32) for a in arrays for _ in range(2)]
@@ -85,27 +85,27 @@ class TestKerasH5(WritingContract):
 
 
 def test_layers_have_the_users_names_and_slots_their_variables(tmp_path: Path) -> None:
-    found = open_checkpoint(keras3_file(tmp_path / "m.weights.h5"))
-    names = [display(path) for path in found.tree]
+    checkpoint = open_checkpoint(keras3_file(tmp_path / "m.weights.h5"))
+    names = [display(path) for path in checkpoint.tree]
     assert names[:4] == ["hidden/kernel", "hidden/bias", "out/kernel", "out/bias"]
     assert names[4:7] == [
         "optimizer/iterations",
         "optimizer/learning_rate",
         "optimizer/slots/m/hidden/kernel",
     ]
-    assert found.tree.containers[(attr("hidden"),)].name == "Dense"
-    assert not found.notes
-    assert found.details["optimizer"] == "Adam"
+    assert checkpoint.tree.containers[(attr("hidden"),)].name == "Dense"
+    assert not checkpoint.notes
+    assert checkpoint.details["optimizer"] == "Adam"
 
 
 def test_without_names_stored_ones_are_shown(tmp_path: Path, golden: Golden) -> None:
     # tf_keras writes no names, so what the optimizer is cannot be known either.
-    found = open_checkpoint(keras3_file(tmp_path / "m.weights.h5", named=False))
-    assert [display(path) for path in found.tree][:3] == ["dense/kernel", "dense/bias", "dense_1/kernel"]
-    slots = [one for _, one in found.tree.tensors() if one.role == "slot"]
+    checkpoint = open_checkpoint(keras3_file(tmp_path / "m.weights.h5", named=False))
+    assert [display(path) for path in checkpoint.tree][:3] == ["dense/kernel", "dense/bias", "dense_1/kernel"]
+    slots = [one for _, one in checkpoint.tree.tensors() if one.role == "slot"]
     assert len(slots) == 8
     assert all(one.of is None for one in slots)
-    golden("\n".join(found.notes))
+    golden("\n".join(checkpoint.notes))
 
 
 def legacy(path: Path, layers: dict[str, dict[str, np.ndarray]], prefix: str = "", **attrs: Any) -> str:
@@ -142,23 +142,23 @@ def test_order_is_that_of_the_attributes_even_in_pieces(tmp_path: Path) -> None:
     with h5py.File(path) as file:
         assert "layer_names0" in file.attrs
         assert "layer_names" not in file.attrs
-    found = open_checkpoint(path)
-    assert [path[0].value for path in found.tree] == names
-    assert found.writer == "Keras 2.4.0"
+    checkpoint = open_checkpoint(path)
+    assert [path[0].value for path in checkpoint.tree] == names
+    assert checkpoint.writer == "Keras 2.4.0"
 
 
 def test_keras_1_names(tmp_path: Path) -> None:
     dense = {"dense_1_W:0": np.ones((2, 3)), "dense_1_b:0": np.ones(3)}
     other = {"bn_1_gamma:0": np.ones(3), "bn_1_running_mean:0": np.ones(3)}
-    found = open_checkpoint(legacy(tmp_path / "old.h5", {"dense_1": dense, "flatten": {}, "bn_1": other}))
-    assert [display(path) for path in found.tree] == [
+    saved = open_checkpoint(legacy(tmp_path / "old.h5", {"dense_1": dense, "flatten": {}, "bn_1": other}))
+    assert [display(path) for path in saved.tree] == [
         "dense_1/kernel",
         "dense_1/bias",
         "bn_1/gamma",
         "bn_1/running_mean",
     ]
-    assert next(one.key for _, one in found.tree.tensors()) == "dense_1/dense_1_W:0"
-    assert [one.role for _, one in found.tree.tensors()] == ["parameter"] * 3 + ["buffer"]
+    assert next(one.key for _, one in saved.tree.tensors()) == "dense_1/dense_1_W:0"
+    assert [one.role for _, one in saved.tree.tensors()] == ["parameter"] * 3 + ["buffer"]
 
 
 def test_a_named_weight_that_is_absent_is_an_error(tmp_path: Path, golden: Golden) -> None:
@@ -196,9 +196,9 @@ def test_a_configuration_is_data(tmp_path: Path, config: str, golden: Golden) ->
     with h5py.File(path, "r+") as file:
         # A long text needs the form that h5py gives to variable strings.
         file.attrs.create("model_config", config, dtype=h5py.string_dtype())
-    found = open_checkpoint(path)
-    assert [one.key for _, one in found.tree.tensors()] == ["model_weights/a/a/kernel:0"]
-    golden("\n".join(found.notes))
+    checkpoint = open_checkpoint(path)
+    assert [one.key for _, one in checkpoint.tree.tensors()] == ["model_weights/a/a/kernel:0"]
+    golden("\n".join(checkpoint.notes))
 
 
 def test_a_file_of_something_else_is_its_datasets(tmp_path: Path) -> None:
@@ -206,11 +206,11 @@ def test_a_file_of_something_else_is_its_datasets(tmp_path: Path) -> None:
         file["params/mean"] = np.arange(3.0)
         file["count"] = 3
         file["again"] = file["count"]
-    found = open_checkpoint(str(tmp_path / "dump.hdf5"))
-    assert {one.key for _, one in found.tree.tensors()} == {"params/mean", "again"}
-    assert found.details["layout"] == "datasets"
-    ((aliases),) = found.tree.aliases.values()
-    assert [each.key for each in aliases] == ["count"]
+    checkpoint = open_checkpoint(str(tmp_path / "dump.hdf5"))
+    assert {one.key for _, one in checkpoint.tree.tensors()} == {"params/mean", "again"}
+    assert checkpoint.details["layout"] == "datasets"
+    ((aliases),) = checkpoint.tree.aliases.values()
+    assert [alias.key for alias in aliases] == ["count"]
 
 
 # By name, the names of layers that a program other than Keras writes, and its groups of weights.
@@ -229,24 +229,24 @@ NAMES: dict[str, tuple[list[str], list[str]]] = {
 def test_names_of_layers_alone_do_not_make_a_keras_file(tmp_path: Path, name: str) -> None:
     names, groups = NAMES[name]
     file = tmp_path / "x.h5"
-    with h5py.File(file, "w") as held:
+    with h5py.File(file, "w") as archive:
         for at, group in enumerate(groups):
-            held[f"{group}/weight"] = np.arange(6, dtype=np.float32).reshape(3, 2) + at
-            held[f"{group}/bias"] = np.arange(3, dtype=np.float64) * at
-        held["steps"] = np.int64(7)
-        owner = held.get("model_weights", held)
-        owner.attrs["layer_names"] = np.array([each.encode() for each in names], "S4")
+            archive[f"{group}/weight"] = np.arange(6, dtype=np.float32).reshape(3, 2) + at
+            archive[f"{group}/bias"] = np.arange(3, dtype=np.float64) * at
+        archive["steps"] = np.int64(7)
+        owner = archive.get("model_weights", archive)
+        owner.attrs["layer_names"] = np.array([name.encode() for name in names], "S4")
     expected = {}
-    with h5py.File(file) as held:
-        held.visititems(
-            lambda path, each: expected.update({path: each[()]}) if isinstance(each, h5py.Dataset) else None
+    with h5py.File(file) as archive:
+        archive.visititems(
+            lambda path, item: expected.update({path: item[()]}) if isinstance(item, h5py.Dataset) else None
         )
-    found = open_checkpoint(str(file))
-    assert found.details["layout"] == "datasets"
-    assert {display(path): one.role for path, one in found.tree.tensors()} == dict.fromkeys(
+    checkpoint = open_checkpoint(str(file))
+    assert checkpoint.details["layout"] == "datasets"
+    assert {display(path): one.role for path, one in checkpoint.tree.tensors()} == dict.fromkeys(
         expected, "parameter"
     )
-    for path, one in found.tree.tensors():
+    for path, one in checkpoint.tree.tensors():
         value = np.asarray(expected[display(path)])
         assert (one.shape, one.dtype, bytes(one.source.read())) == (
             value.shape,
@@ -257,10 +257,10 @@ def test_names_of_layers_alone_do_not_make_a_keras_file(tmp_path: Path, name: st
 
 @pytest.mark.parametrize("mark", ["keras_version", "backend", "model_config", "weight_names"])
 def test_a_layer_that_keras_lists_must_be_there(tmp_path: Path, mark: str) -> None:
-    with h5py.File(tmp_path / "x.h5", "w") as held:
-        held.attrs["layer_names"] = np.array([b"0", b"2"])
-        held["0/weight"] = np.ones(3, np.float32)
-        (held["0"] if mark == "weight_names" else held).attrs[mark] = (
+    with h5py.File(tmp_path / "x.h5", "w") as archive:
+        archive.attrs["layer_names"] = np.array([b"0", b"2"])
+        archive["0/weight"] = np.ones(3, np.float32)
+        (archive["0"] if mark == "weight_names" else archive).attrs[mark] = (
             np.array([b"weight"]) if mark == "weight_names" else "{}"
         )
     with pytest.raises(FormatError):
@@ -276,11 +276,11 @@ def test_shards_are_one_checkpoint(tmp_path: Path, golden: Golden) -> None:
                 del file[name]
     where = {"/layers/dense/vars": ["m_00000.weights.h5"], "/optimizer/vars": "m_00001.weights.h5"}
     (tmp_path / "m.weights.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
-    found = open_checkpoint(str(tmp_path / "m.weights.json"))
+    checkpoint = open_checkpoint(str(tmp_path / "m.weights.json"))
     whole = open_checkpoint(str(tmp_path / "whole.weights.h5"))
-    assert list(found.tree) == list(whole.tree)
-    assert digest_checkpoint(found).sha256 == digest_checkpoint(whole).sha256
-    assert len(found.files) == 3
+    assert list(checkpoint.tree) == list(whole.tree)
+    assert digest_checkpoint(checkpoint).sha256 == digest_checkpoint(whole).sha256
+    assert len(checkpoint.files) == 3
     (tmp_path / "m_00001.weights.h5").unlink()
     with pytest.raises(NotFoundError):
         open_checkpoint(str(tmp_path / "m.weights.json"))
@@ -314,8 +314,8 @@ def test_a_tree_of_another_framework_gets_keras_places(tmp_path: Path) -> None:
         "policy/log_std/value": np.ones(1, np.float32),
     }
     tree = tensorflow_tree(arrays)
-    found = open_checkpoint(put(tree, tmp_path / "m.weights.h5", root="policy"))
-    assert [one.key for _, one in found.tree.tensors()] == [
+    checkpoint = open_checkpoint(put(tree, tmp_path / "m.weights.h5", root="policy"))
+    assert [one.key for _, one in checkpoint.tree.tensors()] == [
         "actor/l1/vars/0",
         "actor/l1/vars/1",
         "critic/layers/dense/vars/0",
@@ -325,7 +325,7 @@ def test_a_tree_of_another_framework_gets_keras_places(tmp_path: Path) -> None:
         "critic/layers/dense_1/vars/0",
         "log_std/vars/0",
     ]
-    assert list(keras_h5.stored(tree, root="policy")) == list(found.tree)
+    assert list(keras_h5.stored(tree, root="policy")) == list(checkpoint.tree)
     # bias before kernel in the tree, kernel first in the file
     turned = Tree(dict(reversed(list(tree.items())[:2])))
     assert digest_checkpoint(open_checkpoint(put(turned, tmp_path / "t.h5", root="policy"))).tensors[
@@ -347,8 +347,8 @@ def test_bfloat16_bool_and_complex_come_back(tmp_path: Path) -> None:
         "e": np.array(7, np.uint16),
     }
     tree = Tree({attributes(f"x{name}/kernel"): leaf(array) for name, array in arrays.items()})
-    found = open_checkpoint(put(tree, tmp_path / "m.weights.h5"))
-    for (_, one), array in zip(found.tree.tensors(), arrays.values(), strict=True):
+    checkpoint = open_checkpoint(put(tree, tmp_path / "m.weights.h5"))
+    for (_, one), array in zip(checkpoint.tree.tensors(), arrays.values(), strict=True):
         assert (one.dtype, one.shape) == (array.dtype.name, array.shape)
         assert bytes(one.read()) == array.tobytes()
 
@@ -368,9 +368,9 @@ def test_a_learning_rate_that_a_schedule_computes_is_no_variable(tmp_path: Path,
             **moments,
         }
     )
-    found = open_checkpoint(put(tree, tmp_path / "m.weights.h5")).tree
-    assert ((*at, attr("learning_rate")) in found) is rate
-    assert sum(one.role == "slot" for _, one in found.tensors()) == 2
+    read_back = open_checkpoint(put(tree, tmp_path / "m.weights.h5")).tree
+    assert ((*at, attr("learning_rate")) in read_back) is rate
+    assert sum(one.role == "slot" for _, one in read_back.tensors()) == 2
 
 
 def test_what_has_no_place_is_refused_before_anything_is_written(golden: Golden) -> None:
@@ -398,8 +398,8 @@ def test_what_has_no_place_is_refused_before_anything_is_written(golden: Golden)
 def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, Any]]]:
     """What Keras 3 saved, and what tf_keras did where it is installed."""
     tensorflow_child.require("keras", "tensorflow")
-    asked = ["build", *(["build_tf_keras"] if importlib.util.find_spec("tf_keras") else [])]
-    folders = {name: tmp_path_factory.mktemp(name) for name in asked}
+    programs = ["build", *(["build_tf_keras"] if importlib.util.find_spec("tf_keras") else [])]
+    folders = {name: tmp_path_factory.mktemp(name) for name in programs}
     results = tensorflow_child.run_each(MODELS, folders, once=True)
     return {name: (folders[name], facts) for name, facts in results.items()}
 
@@ -421,8 +421,8 @@ def test_keras_3_and_we_see_the_same_variables(built: tuple[Path, dict[str, Any]
     for name, fact in facts.items():
         for end in (".weights.h5", "_shards.weights.json", ".keras", ".h5"):
             if (folder / f"{name}{end}").exists():
-                found = opened(folder / f"{name}{end}")
-                assert_variables(found, fact, named=end in (".keras", ".h5"))
+                checkpoint = opened(folder / f"{name}{end}")
+                assert_variables(checkpoint, fact, named=end in (".keras", ".h5"))
 
 
 # What is known of slots without a configuration: all, or (another order could not be told) none.
@@ -456,9 +456,9 @@ def test_keras_3_names_what_it_saved(built: tuple[Path, dict[str, Any]]) -> None
     assert [one.dtype for _, one in half.tree.tensors()][:3] == ["bfloat16", "bfloat16", "float32"]
 
 
-def _named(found: Any, fact: dict[str, Any], names: list[str]) -> Tree:
+def _named(checkpoint: Any, fact: dict[str, Any], names: list[str]) -> Tree:
     """Return the model's variables under other paths, in Keras's order, as if from another format."""
-    by_digest = {sha256(one): one for _, one in found.tree.tensors()}
+    by_digest = {sha256(one): one for _, one in checkpoint.tree.tensors()}
     leaves: dict[TreePath, Leaf | ValueLeaf] = {}
     for name, variable in zip(names, fact["variables"], strict=True):
         one = by_digest[variable["sha256"]]
@@ -470,8 +470,8 @@ def _named(found: Any, fact: dict[str, Any], names: list[str]) -> Tree:
 def test_keras_3_loads_what_we_write(built: tuple[Path, dict[str, Any]]) -> None:
     folder, facts = built
     for name in ("agent", "plain", "actor", "vision", "words", "half"):
-        found = opened(folder / f"{name}.weights.h5")
-        put(found.tree, folder / f"ours_{name}.weights.h5")
+        checkpoint = opened(folder / f"{name}.weights.h5")
+        put(checkpoint.tree, folder / f"ours_{name}.weights.h5")
     dense = [f"{layer}/{part}" for layer in "zma" for part in ("kernel", "bias")]
     plain = opened(folder / "plain.weights.h5")
     tree = dict(_named(plain, facts["plain"], dense))
@@ -509,8 +509,8 @@ def test_keras_3_loads_what_we_write(built: tuple[Path, dict[str, Any]]) -> None
     for file, fact in loaded.items():
         name = file.partition("_")[2]
         keep = ("sha256", "shape", "dtype")
-        ours = [{key: one[key] for key in keep} for one in fact["variables"]]
-        assert ours == [{key: one[key] for key in keep} for one in facts[name]["variables"]], file
+        own_variables = [{key: one[key] for key in keep} for one in fact["variables"]]
+        assert own_variables == [{key: one[key] for key in keep} for one in facts[name]["variables"]], file
         if file != "mapped_agent":
             assert [v["sha256"] for v in fact["optimizer"]] == [v["sha256"] for v in facts[name]["optimizer"]]
 
@@ -528,17 +528,17 @@ def test_tf_keras_and_we_agree(both: dict[str, tuple[Path, dict[str, Any]]]) -> 
         for end in (".h5", ".keras", ".weights.h5", "_weights.h5"):
             if not (folder / f"{name}{end}").exists():
                 continue
-            found = open_checkpoint(str(folder / f"{name}{end}"))
-            ours = weights(found)
-            assert sorted(ours.values()) == sorted(variables)
+            saved = open_checkpoint(str(folder / f"{name}{end}"))
+            own = weights(saved)
+            assert sorted(own.values()) == sorted(variables)
             if end != ".weights.h5":
-                names = {n.removeprefix("inner/"): variables[d].removesuffix(":0") for n, d in ours.items()}
-                assert all(n == theirs for n, theirs in names.items())
-            slots = [one for _, one in found.tree.tensors() if one.role == "slot" and one.of is not None]
+                names = {n.removeprefix("inner/"): variables[d].removesuffix(":0") for n, d in own.items()}
+                assert all(n == stored_name for n, stored_name in names.items())
+            slots = [one for _, one in saved.tree.tensors() if one.role == "slot" and one.of is not None]
             assert len(slots) == (len(fact["optimizer"]) - 1 if end in (".h5", ".keras") else 0), (name, end)
             for one in slots:
                 assert one.of is not None
-                owner = variables[sha256(found.tree[one.of])].removesuffix(":0")  # type: ignore[arg-type]
+                owner = variables[sha256(saved.tree[one.of])].removesuffix(":0")  # type: ignore[arg-type]
                 assert any(owner in slot for slot in state[sha256(one)])
 
 
@@ -551,10 +551,10 @@ def test_the_corpus_is_read(corpus: Path) -> None:
     assert len(files) == 8
     for file in files:
         truth = json.loads(file.with_name(f"{file.name}.truth.json").read_text())
-        wanted = truth.get("model.weights.h5", truth)["tensors"]
-        found = digest_checkpoint(open_checkpoint(str(file)))
-        assert {t.key: t.sha256 for t in found.tensors} == {key: one["sha256"] for key, one in wanted.items()}
-        assert found.format == (keras_h5.ARCHIVE_NAME if file.suffix == ".keras" else keras_h5.NAME)
+        known = truth.get("model.weights.h5", truth)["tensors"]
+        digest = digest_checkpoint(open_checkpoint(str(file)))
+        assert {t.key: t.sha256 for t in digest.tensors} == {key: one["sha256"] for key, one in known.items()}
+        assert digest.format == (keras_h5.ARCHIVE_NAME if file.suffix == ".keras" else keras_h5.NAME)
 
 
 def test_the_command_lists_and_refuses(tmp_path: Path) -> None:
@@ -605,11 +605,11 @@ def test_texts_that_are_not_utf8_are_spelled_out(tmp_path: Path) -> None:
         file.attrs["layer_names"] = [b"dense"]
         text = h5py.h5t.C_S1.copy()
         text.set_size(h5py.h5t.VARIABLE)
-        made = h5py.h5a.create(file.id, b"model_config", text, h5py.h5s.create(h5py.h5s.SCALAR))
-        made.write(np.array(b"{\xff\x1b", object))
-    found = open_checkpoint(str(tmp_path / "x.h5"))
-    assert len(found.tree) == 1
-    assert any("model_config" in note for note in found.notes)
+        attribute = h5py.h5a.create(file.id, b"model_config", text, h5py.h5s.create(h5py.h5s.SCALAR))
+        attribute.write(np.array(b"{\xff\x1b", object))
+    checkpoint = open_checkpoint(str(tmp_path / "x.h5"))
+    assert len(checkpoint.tree) == 1
+    assert any("model_config" in note for note in checkpoint.notes)
 
 
 def test_an_optimizer_can_be_the_whole_file(tmp_path: Path) -> None:
@@ -621,9 +621,9 @@ def test_an_optimizer_can_be_the_whole_file(tmp_path: Path) -> None:
         for number, array in enumerate([np.int64(7), np.float32(1e-3), *moments]):
             vars_[str(number)] = array
     tree = open_checkpoint(str(path)).tree
-    found = {leaf.key: leaf.array().tolist() for _, leaf in tree.tensors()}
-    assert 7 in found.values()
-    assert moments[1].tolist() in found.values()
+    arrays = {leaf.key: leaf.array().tolist() for _, leaf in tree.tensors()}
+    assert 7 in arrays.values()
+    assert moments[1].tolist() in arrays.values()
     assert in_process("inspect", path).status == 0
     assert in_process("convert", path, tmp_path / "out.pt").status == 2
     assert not (tmp_path / "out.pt").exists()
@@ -632,11 +632,11 @@ def test_an_optimizer_can_be_the_whole_file(tmp_path: Path) -> None:
 def test_the_numbers_of_a_list_give_its_order_and_not_the_addresses(tmp_path: Path) -> None:
     # HDF5 reuses freed space: a later object may have a lower address.
     file = tmp_path / "x.weights.h5"
-    with h5py.File(file, "w") as held:
+    with h5py.File(file, "w") as archive:
         for name in ("dense_2", "dense", "layer_normalization_1", "dense_1", "layer_normalization"):
-            held[f"layers/{name}/vars/0"] = np.ones((2, 2) if "dense" in name else 2, np.float32)
-        held.create_group("vars")
-    found = [path.split("/")[0] for path in map(display, open_checkpoint(str(file)).tree)]
+            archive[f"layers/{name}/vars/0"] = np.ones((2, 2) if "dense" in name else 2, np.float32)
+        archive.create_group("vars")
+    names = [path.split("/")[0] for path in map(display, open_checkpoint(str(file)).tree)]
     for name in ("dense", "layer_normalization"):
-        own = [each for each in found if each.startswith(name)]
-        assert own == sorted(own, key=lambda each: (len(each), each))
+        own = [layer_name for layer_name in names if layer_name.startswith(name)]
+        assert own == sorted(own, key=lambda item: (len(item), item))

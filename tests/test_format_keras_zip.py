@@ -80,29 +80,29 @@ class TestDeflatedKerasZip(FormatContract):
 
 
 def test_configuration_names_layers_and_their_settings(tmp_path: Path) -> None:
-    found = open_checkpoint(archive(tmp_path / "m.keras"))
-    assert [display(path) for path in found.tree][:4] == [
+    checkpoint = open_checkpoint(archive(tmp_path / "m.keras"))
+    assert [display(path) for path in checkpoint.tree][:4] == [
         "hidden/kernel",
         "hidden/bias",
         "out/kernel",
         "out/bias",
     ]
-    hidden, out = found.tree.containers[(attr("hidden"),)], found.tree.containers[(attr("out"),)]
+    hidden, out = checkpoint.tree.containers[(attr("hidden"),)], checkpoint.tree.containers[(attr("out"),)]
     assert hidden.name == "Dense"
     assert hidden.state["activation"] == "relu"  # type: ignore[index]
     assert out.state["activation"] == "tanh"  # type: ignore[index]
-    assert found.tree.containers[(attr("optimizer"),)].state["epsilon"] == 1e-7  # type: ignore[index]
-    assert found.integrity == "crc32"
-    assert found.writer == "Keras 3.15.1"
-    slots = [leaf for _, leaf in found.tree.tensors() if leaf.role == "slot"]
+    assert checkpoint.tree.containers[(attr("optimizer"),)].state["epsilon"] == 1e-7  # type: ignore[index]
+    assert checkpoint.integrity == "crc32"
+    assert checkpoint.writer == "Keras 3.15.1"
+    slots = [leaf for _, leaf in checkpoint.tree.tensors() if leaf.role == "slot"]
     assert [leaf.slot for leaf in slots] == ["m", "v"] * 4
 
 
 def test_leaves_point_into_the_archive(tmp_path: Path) -> None:
     path = archive(tmp_path / "m.keras")
-    found = open_checkpoint(path)
+    checkpoint = open_checkpoint(path)
     plain = open_checkpoint(keras3_file(tmp_path / "plain.weights.h5"))
-    assert digest_checkpoint(found).sha256 == digest_checkpoint(plain).sha256
+    assert digest_checkpoint(checkpoint).sha256 == digest_checkpoint(plain).sha256
     deflated = open_checkpoint(archive(tmp_path / "d.keras", method=zipfile.ZIP_DEFLATED))
     assert digest_checkpoint(deflated).sha256 == digest_checkpoint(plain).sha256
 
@@ -124,8 +124,8 @@ def test_damage_anywhere_in_the_weights_is_seen_at_the_first_read(tmp_path: Path
 
 
 def first_leaf(path: Path) -> bytes:
-    found = open_checkpoint(str(path))
-    return bytes(next(leaf for _, leaf in found.tree.tensors()).read())
+    checkpoint = open_checkpoint(str(path))
+    return bytes(next(leaf for _, leaf in checkpoint.tree.tensors()).read())
 
 
 HOSTILE = {
@@ -149,23 +149,23 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_nothing_that_a_configuration_names_happens(tmp_path: Path, name: str, golden: Golden) -> None:
-    found = open_checkpoint(archive(tmp_path / "m.keras", HOSTILE[name]))
-    assert sum(leaf.role == "parameter" for _, leaf in found.tree.tensors()) == 4
+    checkpoint = open_checkpoint(archive(tmp_path / "m.keras", HOSTILE[name]))
+    assert sum(leaf.role == "parameter" for _, leaf in checkpoint.tree.tensors()) == 4
     assert not os.path.exists("/tmp/ckpttool_was_here")
-    golden("\n".join(found.notes))
+    golden("\n".join(checkpoint.notes))
 
 
 @pytest.mark.parametrize("config", [b"\xff\xfe{", b"[1]"], ids=["no JSON", "list"])
 def test_a_configuration_that_cannot_be_read_is_a_note(tmp_path: Path, config: bytes, golden: Golden) -> None:
-    found = open_checkpoint(archive(tmp_path / "m.keras", config, method=zipfile.ZIP_DEFLATED))
-    golden("\n".join(found.notes))
-    assert next(display(path) for path in found.tree) == "hidden/kernel"
+    checkpoint = open_checkpoint(archive(tmp_path / "m.keras", config, method=zipfile.ZIP_DEFLATED))
+    golden("\n".join(checkpoint.notes))
+    assert next(display(path) for path in checkpoint.tree) == "hidden/kernel"
 
 
 def test_other_members_and_forms(tmp_path: Path, golden: Golden) -> None:
     more = {"assets/vocabulary.txt": b"x", "../../evil": b"x"}
-    found = open_checkpoint(archive(tmp_path / "m.keras", **more))
-    golden("\n".join(found.notes))
+    checkpoint = open_checkpoint(archive(tmp_path / "m.keras", **more))
+    golden("\n".join(checkpoint.notes))
     assert not (tmp_path.parent.parent / "evil").exists()
     with zipfile.ZipFile(tmp_path / "n.keras", "w") as file:
         file.writestr("metadata.json", "{}")

@@ -80,9 +80,9 @@ def test_what_numpy_writes_is_read(tmp_path: Path, made: dict[str, np.ndarray], 
     (np.savez if data.draw(st.booleans()) else np.savez_compressed)(file, **turned)
     if not made:
         return
-    found = open_checkpoint(str(file))
-    assert (found.format, found.integrity) == ("npz", "crc32")
-    named = {leaf.key: leaf for _, leaf in found.tree.tensors()}
+    checkpoint = open_checkpoint(str(file))
+    assert (checkpoint.format, checkpoint.integrity) == ("npz", "crc32")
+    named = {leaf.key: leaf for _, leaf in checkpoint.tree.tensors()}
     assert named.keys() == made.keys()
     for name, array in made.items():
         little = array.astype(array.dtype.newbyteorder("<"))
@@ -93,13 +93,13 @@ def test_what_numpy_writes_is_read(tmp_path: Path, made: dict[str, np.ndarray], 
 
 def test_a_name_is_cut_at_slashes_and_keeps_its_dots(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", **{"actor/l1.weight": np.ones((2, 3)), "a//b": np.ones(1)})
-    found = open_checkpoint(str(tmp_path / "x.npz")).tree
-    assert list(found) == [(key("actor"), key("l1.weight")), (key("a"), key(""), key("b"))]
-    assert display(next(iter(found))) == "actor/l1/weight"
+    tree = open_checkpoint(str(tmp_path / "x.npz")).tree
+    assert list(tree) == [(key("actor"), key("l1.weight")), (key("a"), key(""), key("b"))]
+    assert display(next(iter(tree))) == "actor/l1/weight"
 
 
 def test_what_is_no_number_is_listed_and_never_decoded(tmp_path: Path) -> None:
-    made = {
+    built = {
         "objects": np.array([None, {}], object),
         "structured": np.zeros(2, [("x", "f4"), ("y", "i8")]),
         "dates": np.array(["2020-01-01"], "M8[D]"),
@@ -109,9 +109,9 @@ def test_what_is_no_number_is_listed_and_never_decoded(tmp_path: Path) -> None:
         "void": np.zeros(2, "V3"),
         "long": np.zeros(2, np.longdouble),
     }
-    np.savez(tmp_path / "x.npz", **made)
-    found = dict(open_checkpoint(str(tmp_path / "x.npz")).tree.plain())
-    assert {path[0].value: leaf.value for path, leaf in found.items()} == {
+    np.savez(tmp_path / "x.npz", **built)
+    values = dict(open_checkpoint(str(tmp_path / "x.npz")).tree.plain())
+    assert {path[0].value: leaf.value for path, leaf in values.items()} == {
         "objects": Record("numpy.ndarray", "|O[2]"),
         "structured": Record("numpy.ndarray", "structured[2]"),
         "dates": Record("numpy.ndarray", "<M8[D][1]"),
@@ -128,9 +128,9 @@ def test_one_array_is_a_checkpoint(tmp_path: Path, version: tuple[int, int]) -> 
     array = np.asfortranarray(np.arange(6, dtype=">f4").reshape(2, 3))
     with open(tmp_path / "x.npy", "wb") as stream:
         np.lib.format.write_array(stream, array, version)
-    found = open_checkpoint(str(tmp_path / "x.npy"))
-    assert (found.format, found.integrity) == ("npz", "none")
-    ((path, only),) = found.tree.tensors()
+    checkpoint = open_checkpoint(str(tmp_path / "x.npy"))
+    assert (checkpoint.format, checkpoint.integrity) == ("npz", "none")
+    ((path, only),) = checkpoint.tree.tensors()
     # What numpy.savez calls an array without a name.
     assert (path, only.key) == ((key("arr_0"),), "arr_0")
     assert np.array_equal(only.array(), array)
@@ -140,9 +140,9 @@ def test_members_that_are_no_arrays_are_named(tmp_path: Path, golden: Golden) ->
     np.savez(tmp_path / "x.npz", a=np.ones(2))
     with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
         archive.writestr("readme.txt", "hello")
-    found = open_checkpoint(str(tmp_path / "x.npz"))
-    golden("\n".join(found.notes))
-    assert len(found.tree) == 1
+    checkpoint = open_checkpoint(str(tmp_path / "x.npz"))
+    golden("\n".join(checkpoint.notes))
+    assert len(checkpoint.tree) == 1
     # NumPy reads a member by its first bytes, whatever its name.
     with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
         archive.writestr("b.old", archive.read("a.npy"))
@@ -226,10 +226,10 @@ def test_a_single_array_with_bytes_behind_it(tmp_path: Path, golden: Golden) -> 
 def test_any_tree_comes_back_and_numpy_reads_its_arrays(tmp_path: Path, tree: Tree) -> None:
     file = str(tmp_path / "x.npz")
     save(tree, file, force=True, sync=False)
-    found = open_checkpoint(file)
-    assert same(found.tree, tree)
+    checkpoint = open_checkpoint(file)
+    assert same(checkpoint.tree, tree)
     with np.load(file, allow_pickle=False) as loaded:
-        for _, tensor in found.tree.tensors():
+        for _, tensor in checkpoint.tree.tensors():
             array = loaded[tensor.key]
             assert (array.shape, array.tobytes()) == (tensor.shape, bytes(tensor.read()))
 
@@ -256,14 +256,14 @@ def test_values_are_arrays_for_others(tmp_path: Path) -> None:
 
 
 def test_an_array_is_the_same_bytes_as_numpys(tmp_path: Path) -> None:
-    made = {
+    built = {
         "a": np.arange(6, dtype="f4").reshape(2, 3), "s": np.float64(2), "e": np.zeros((0, 7), "i8"),
         "b": np.ones(3, bool), "c": np.ones(2, "c8"), "h": np.ones(2, ml_dtypes.bfloat16),
     }  # fmt: skip
-    save(Tree({(key(n),): leaf(np.asarray(a), n) for n, a in made.items()}), str(tmp_path / "x.npz"))
+    save(Tree({(key(n),): leaf(np.asarray(a), n) for n, a in built.items()}), str(tmp_path / "x.npz"))
     with zipfile.ZipFile(tmp_path / "x.npz") as archive:
         assert archive.testzip() is None
-        for name, array in made.items():
+        for name, array in built.items():
             stream = io.BytesIO()
             np.save(stream, array)
             assert archive.read(f"{name}.npy") == stream.getvalue()
@@ -279,8 +279,8 @@ def test_plain_arrays_need_no_record(tmp_path: Path) -> None:
 def test_types_without_a_name_in_numpy_come_back(tmp_path: Path) -> None:
     array = np.arange(3).astype(ml_dtypes.float8_e4m3fn)
     save(Tree({(key("a"),): leaf(array)}), str(tmp_path / "x.npz"))
-    ((_, found),) = open_checkpoint(str(tmp_path / "x.npz")).tree.tensors()
-    assert found.dtype == "float8_e4m3fn"
+    ((_, result),) = open_checkpoint(str(tmp_path / "x.npz")).tree.tensors()
+    assert result.dtype == "float8_e4m3fn"
     with np.load(tmp_path / "x.npz", allow_pickle=False) as loaded:
         assert np.array_equal(loaded["a"].view(ml_dtypes.float8_e4m3fn), array)
 
@@ -300,9 +300,9 @@ def test_a_record_of_other_arrays_is_not_used(tmp_path: Path, golden: Golden) ->
         record = loaded["ckpttool.tree"]
     for text in (record, record[:-1], record.astype("i8"), record[None]):
         np.savez(tmp_path / "y.npz", **{"w": np.ones(2), "ckpttool.tree": text})
-        found = open_checkpoint(str(tmp_path / "y.npz"))
-        assert list(found.tree) == [(key("w"),)]
-        golden("\n".join(found.notes))
+        checkpoint = open_checkpoint(str(tmp_path / "y.npz"))
+        assert list(checkpoint.tree) == [(key("w"),)]
+        golden("\n".join(checkpoint.notes))
 
 
 def test_an_agent_of_tensorflow_there_and_back(tmp_path: Path) -> None:
@@ -330,8 +330,8 @@ def test_an_agent_of_torch_goes_to_tensorflow(tmp_path: Path) -> None:
 def test_arrays_of_nobody_go_to_torch_as_they_are(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", timesteps=np.arange(3), results=np.ones((3, 2)))
     assert convert(str(tmp_path / "a.npz"), str(tmp_path / "a.pt")).written
-    found = open_checkpoint(str(tmp_path / "a.pt")).tree
-    assert {leaf.key: leaf.shape for _, leaf in found.tensors()} == {"timesteps": (3,), "results": (3, 2)}
+    tree = open_checkpoint(str(tmp_path / "a.pt")).tree
+    assert {leaf.key: leaf.shape for _, leaf in tree.tensors()} == {"timesteps": (3,), "results": (3, 2)}
 
 
 @pytest.mark.corpus
@@ -339,10 +339,10 @@ def test_real_files_are_read(corpus: Path) -> None:
     files = list((corpus / "torch").rglob("*.npz"))
     assert files
     for file in files:
-        found = {leaf.key: leaf.array() for _, leaf in open_checkpoint(str(file)).tree.tensors()}
+        result = {leaf.key: leaf.array() for _, leaf in open_checkpoint(str(file)).tree.tensors()}
         with np.load(file, allow_pickle=False) as expected:
-            assert found.keys() == set(expected)
-            assert all(np.array_equal(found[name], expected[name]) for name in expected)
+            assert result.keys() == set(expected)
+            assert all(np.array_equal(result[name], expected[name]) for name in expected)
 
 
 # --- Names of members ---------------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ def test_no_name_of_a_tensor_leads_out_of_the_archive(tmp_path: Path) -> None:
     stored = {name: arrays[name] for name in arrays.files}
     for number, name in enumerate(names):
         assert (read[(key(name),)].array() == number).all()
-        assert sum(bool((each == number).all()) for each in stored.values() if each.dtype == np.float32) == 1
+        assert sum(bool((item == number).all()) for item in stored.values() if item.dtype == np.float32) == 1
 
 
 def test_a_bare_array_is_measured(tmp_path: Path) -> None:
@@ -423,9 +423,9 @@ def test_the_arrays_of_a_joblib_file_are_read_in_place(tmp_path: Path) -> None:
     tree = open_checkpoint(str(tmp_path / "vars.pkl")).tree
     leaves = {tree.names[path]: leaf for path, leaf in tree.tensors()}
     assert leaves.keys() == arrays.keys()
-    for name, found in leaves.items():
-        assert np.array_equal(found.array(), arrays[name])
-        assert (found.role == "slot") == (name in moments)
+    for name, result in leaves.items():
+        assert np.array_equal(result.array(), arrays[name])
+        assert (result.role == "slot") == (name in moments)
     ran = in_process("convert", "vars.pkl", "vars.npz", "--to", "npz", cwd=tmp_path)
     assert ran.status == 0
     with np.load(tmp_path / "vars.npz") as copy:

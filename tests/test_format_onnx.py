@@ -161,9 +161,9 @@ def test_empty_tensors_and_scalars(tmp_path: Path) -> None:
     arrays = {"none": np.zeros((0, 3), np.float32), "one": np.float32(2.5).reshape(())}
     tensors = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
     onnx.save(model_of(onnx, *tensors), str(tmp_path / "m.onnx"))
-    found = read(tmp_path / "m.onnx")
+    leaves = read(tmp_path / "m.onnx")
     for name, array in arrays.items():
-        same(found[name], array)
+        same(leaves[name], array)
 
 
 @pytest.mark.parametrize("one_file", [True, False])
@@ -177,9 +177,9 @@ def test_external_data_is_that_of_the_library(one_file: bool, tmp_path: Path) ->
     )  # fmt: skip
     checkpoint = open_checkpoint(str(tmp_path / "m.onnx"))
     assert len(checkpoint.files) == 2 if one_file else 3
-    found = read(tmp_path / "m.onnx")
+    leaves = read(tmp_path / "m.onnx")
     for name, array in arrays.items():
-        same(found[name], array)
+        same(leaves[name], array)
 
 
 def test_constants_of_inner_graphs_and_functions_have_paths_of_their_own(tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ def test_constants_of_inner_graphs_and_functions_have_paths_of_their_own(tmp_pat
     model = model_of(onnx, nodes=[choice])
     model.functions.append(function)
     onnx.save(model, str(tmp_path / "m.onnx"))
-    found = read(tmp_path / "m.onnx")
-    assert sorted(found) == ["own/f/k", "pick/else_branch/w", "pick/then_branch/w"]
+    leaves = read(tmp_path / "m.onnx")
+    assert sorted(leaves) == ["own/f/k", "pick/else_branch/w", "pick/then_branch/w"]
 
 
 def test_what_no_array_holds_is_listed(tmp_path: Path) -> None:
@@ -209,9 +209,9 @@ def test_what_no_array_holds_is_listed(tmp_path: Path) -> None:
     path.write_bytes(
         crafted.model(crafted.graph(crafted.tensor("w", (2,), 23, raw=b"\x21"), crafted.tensor("v")))
     )
-    found = read(path)["w"]
-    assert isinstance(found, ValueLeaf)
-    assert isinstance(found.value, Record)
+    leaf = read(path)["w"]
+    assert isinstance(leaf, ValueLeaf)
+    assert isinstance(leaf.value, Record)
 
 
 # --- What is neither an operator of ONNX nor a file beside the model -----------------------------------
@@ -219,19 +219,19 @@ def test_what_no_array_holds_is_listed(tmp_path: Path) -> None:
 
 def _topics(path: Path) -> set[str]:
     (checked,) = check([str(path)], CheckOptions(numbers=False)).checkpoints
-    return {each.topic for each in checked.findings}
+    return {finding.topic for finding in checked.findings}
 
 
 @pytest.mark.parametrize("name", crafted.CODE)
 def test_an_operator_of_another_library_is_code(tmp_path: Path, name: str) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(crafted.CODE[name])
-    found = open_checkpoint(str(path))
-    assert {each.by for each in found.code_references if each.verdict == CODE} == {"onnx"}
+    checkpoint = open_checkpoint(str(path))
+    assert {reference.by for reference in checkpoint.code_references if reference.verdict == CODE} == {"onnx"}
     assert _topics(path) == {"loading"}
-    assert "loading" in {each.topic for each in diagnose(str(path)).findings}
+    assert "loading" in {finding.topic for finding in diagnose(str(path)).findings}
     assert in_process("inspect", path).out.startswith("RUNS CODE: ")
-    assert find_code(found, "onnx") is not None
+    assert find_code(checkpoint, "onnx") is not None
     with pytest.raises(UsageError) as caught:
         verify(str(path), str(path))
     assert "--run-code" in (caught.value.hint or "")
@@ -248,11 +248,11 @@ def test_data_elsewhere_is_found_in_any_tensor(tmp_path: Path, name: str) -> Non
 def test_data_elsewhere_is_refused_and_found(tmp_path: Path, name: str) -> None:
     (tmp_path / "bait.bin").write_bytes(bytes(64))
     (tmp_path / "model").mkdir()
-    case = next(each for each in crafted.CASES if each.name == f"onnx-{name}")
+    case = next(case for case in crafted.CASES if case.name == f"onnx-{name}")
     path = case.make(tmp_path / "model")
     (checked,) = check([str(path)]).checkpoints
     assert checked.error is not None
-    assert {each.topic for each in checked.findings} == {"loading"}
+    assert {finding.topic for finding in checked.findings} == {"loading"}
 
 
 def test_what_onnx_and_onnxruntime_define_is_no_finding(tmp_path: Path) -> None:
@@ -270,9 +270,9 @@ def test_what_onnx_and_onnxruntime_define_is_no_finding(tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(bytes(8))
     for name, data in models.items():
         (tmp_path / f"{name}.onnx").write_bytes(data)
-    found = check([str(tmp_path)], CheckOptions(strict=True))
-    assert found.clean
-    assert len(found.checkpoints) == len(models)
+    result = check([str(tmp_path)], CheckOptions(strict=True))
+    assert result.clean
+    assert len(result.checkpoints) == len(models)
     assert find_code(open_checkpoint(str(tmp_path / "function.onnx")), "onnx") is None
 
 
@@ -281,7 +281,7 @@ def test_a_domain_without_a_node_needs_a_library_and_runs_nothing(tmp_path: Path
     versions = [("", 13), ("my.ops", 1), ("com.microsoft.nchwc", 1), ("ai.onnx.ml", 3)]
     imports = b"".join(field(8, field(1, name) + field(2, version)) for name, version in versions)
     path.write_bytes(crafted.model(crafted.graph(crafted.tensor()), imports))
-    assert [(each.name, each.verdict) for each in open_checkpoint(str(path)).code_references] == [
+    assert [(name.name, name.verdict) for name in open_checkpoint(str(path)).code_references] == [
         ("domain 'my.ops'", CLASSES)
     ]
     assert _topics(path) == set()
@@ -293,6 +293,6 @@ def test_the_allow_list_is_complete() -> None:
     defs = pytest.importorskip("onnx.defs")
     assert {schema.domain for schema in defs.get_all_schemas()} <= onnx._STANDARD
     runtime = pytest.importorskip("onnxruntime.capi.onnxruntime_pybind11_state")
-    schemas = [(each.domain, each.name) for each in runtime.get_all_operator_schema()]
+    schemas = [(schema.domain, schema.name) for schema in runtime.get_all_operator_schema()]
     unlisted = {f"{domain}.{name}" for domain, name in schemas if not onnx._is_pure(domain, name)}
     assert unlisted == {"com.microsoft.EPContext", "com.microsoft.SampleOp", "com.microsoft.Snpe"}

@@ -131,17 +131,17 @@ def test_two_top_folders_are_refused(tmp_path, golden: Golden):
 
 
 def test_plain_storage_is_a_span_and_a_view_is_strided(tmp_path):
-    found = read(archive(dumps({"a": tensor(), "b": tensor(1, (2,), (2,))}), {"0": ONE}), tmp_path).tree
-    assert isinstance(found[key("a"),].source, Span)
-    assert isinstance(found[key("b"),].source, StridedView)
-    assert found[key("b"),].array().tolist() == [2, 4]
+    tree = read(archive(dumps({"a": tensor(), "b": tensor(1, (2,), (2,))}), {"0": ONE}), tmp_path).tree
+    assert isinstance(tree[key("a"),].source, Span)
+    assert isinstance(tree[key("b"),].source, StridedView)
+    assert tree[key("b"),].array().tolist() == [2, 4]
 
 
 def test_same_view_is_an_alias_and_another_is_not(tmp_path):
     value = {"a": tensor(), "b": [tensor()], "c": tensor(0, (2, 2), (2, 1))}
-    found = read(archive(dumps(value), {"0": ONE}), tmp_path).tree
-    assert found.aliases == {(key("a"),): (Alias((key("b"), index(0)), "b.0"),)}
-    assert list(found) == [(key("a"),), (key("c"),)]
+    tree = read(archive(dumps(value), {"0": ONE}), tmp_path).tree
+    assert tree.aliases == {(key("a"),): (Alias((key("b"), index(0)), "b.0"),)}
+    assert list(tree) == [(key("a"),), (key("c"),)]
 
 
 def test_empty_tensors_are_no_aliases(tmp_path):
@@ -152,9 +152,9 @@ def test_empty_tensors_are_no_aliases(tmp_path):
 def test_big_endian_storages_are_turned_around(tmp_path):
     swapped = struct.pack(">4f", 1, 2, 3, 4)
     value = {"a": tensor(), "b": tensor(0, (2, 2), (1, 2))}
-    found = read(archive(dumps(value), {"0": swapped}, byteorder=b"big"), tmp_path).tree
-    assert found[key("a"),].array().tolist() == [1, 2, 3, 4]
-    assert found[key("b"),].array().tolist() == [[1, 3], [2, 4]]
+    tree = read(archive(dumps(value), {"0": swapped}, byteorder=b"big"), tmp_path).tree
+    assert tree[key("a"),].array().tolist() == [1, 2, 3, 4]
+    assert tree[key("b"),].array().tolist() == [[1, 3], [2, 4]]
 
 
 def test_unknown_byte_order_is_refused(tmp_path, golden: Golden):
@@ -164,13 +164,13 @@ def test_unknown_byte_order_is_refused(tmp_path, golden: Golden):
 
 
 def test_view_of_a_larger_storage_is_noted(tmp_path, golden: Golden):
-    found = read(archive(dumps({"a": tensor(0, (1,), (1,))}), {"0": ONE}), tmp_path)
-    golden("\n".join(found.notes))
+    checkpoint = read(archive(dumps({"a": tensor(0, (1,), (1,))}), {"0": ONE}), tmp_path)
+    golden("\n".join(checkpoint.notes))
 
 
 def test_a_huge_expansion_is_listed_and_not_read(tmp_path, golden: Golden):
-    found = read(archive(dumps({"a": tensor(0, (1 << 40,), (0,))}), {"0": ONE}), tmp_path).tree
-    leaf = found[key("a"),]
+    tree = read(archive(dumps({"a": tensor(0, (1 << 40,), (0,))}), {"0": ONE}), tmp_path).tree
+    leaf = tree[key("a"),]
     assert leaf.shape == (1 << 40,)
     with pytest.raises(UnsupportedError) as caught:
         leaf.read()
@@ -185,38 +185,38 @@ def test_unknown_dtypes_are_listed_by_name(tmp_path):
     args = (storage(count=16, kind=Global("torch.storage", "UntypedStorage")), 0, (16,), (1,), False, None,
             Global("torch", "float4_e2m1fn_x2"))  # fmt: skip
     value = {"a": PickleObject(Global("torch._utils", "_rebuild_tensor_v3"), args, 0)}
-    found = read(archive(dumps(value), {"0": ONE}), tmp_path).tree
-    assert found[key("a"),].value == Record("torch.Tensor", "float4_e2m1fn_x2[16]")
+    tree = read(archive(dumps(value), {"0": ONE}), tmp_path).tree
+    assert tree[key("a"),].value == Record("torch.Tensor", "float4_e2m1fn_x2[16]")
 
 
 def test_roles_of_an_optimizer(tmp_path):
     state = {0: {"step": tensor(0, (), ()), "exp_avg": tensor(), "momentum_buffer": None}, 1: {"step": 7}}
     value = {"opt": {"state": state, "param_groups": [{"lr": 0.1, "params": [0, 1]}]}}
-    found = read(archive(dumps(value), {"0": ONE}), tmp_path).tree
+    tree = read(archive(dumps(value), {"0": ONE}), tmp_path).tree
     at = (key("opt"), key("state"))
-    assert found[*at, key(0), key("exp_avg")].role == "slot"
-    assert found[*at, key(0), key("exp_avg")].slot == "exp_avg"
-    assert found[*at, key(0), key("exp_avg")].key == "opt.state.0.exp_avg"
-    assert found[*at, key(0), key("step")].role == "counter"
-    assert found[*at, key(1), key("step")] == ValueLeaf(7, "counter")
-    assert found[key("opt"), key("param_groups"), index(0), key("params"), index(1)] == ValueLeaf(1)
+    assert tree[*at, key(0), key("exp_avg")].role == "slot"
+    assert tree[*at, key(0), key("exp_avg")].slot == "exp_avg"
+    assert tree[*at, key(0), key("exp_avg")].key == "opt.state.0.exp_avg"
+    assert tree[*at, key(0), key("step")].role == "counter"
+    assert tree[*at, key(1), key("step")] == ValueLeaf(7, "counter")
+    assert tree[key("opt"), key("param_groups"), index(0), key("params"), index(1)] == ValueLeaf(1)
 
 
 def test_objects_are_inert_and_their_tensors_listed(tmp_path):
     inner = {"_parameters": {"weight": tensor()}, "_buffers": {"b": tensor(1, (1,), (1,))}}
     layer = PickleObject(Global("mine", "Layer"), (), 0, state=inner)
     module = PickleObject(Global("mine", "Net"), (), 0, state={"_modules": {"l1": layer}})
-    found = read(archive(dumps({"net": module, "cls": Global("mine", "Thing")}), {"0": ONE}), tmp_path).tree
+    tree = read(archive(dumps({"net": module, "cls": Global("mine", "Thing")}), {"0": ONE}), tmp_path).tree
     inside = (key("net"), attr("_modules"), key("l1"))
-    assert found[*inside, attr("_parameters"), key("weight")].key == "net.l1.weight"
-    assert found[*inside, attr("_buffers"), key("b")].role == "buffer"
-    assert found.containers[key("net"),] == Container("record", "mine.Net")
-    assert found[key("cls"),].value == Record("mine.Thing")
+    assert tree[*inside, attr("_parameters"), key("weight")].key == "net.l1.weight"
+    assert tree[*inside, attr("_buffers"), key("b")].role == "buffer"
+    assert tree.containers[key("net"),] == Container("record", "mine.Net")
+    assert tree[key("cls"),].value == Record("mine.Thing")
 
 
 def test_a_list_in_itself_is_shown_once(tmp_path):
-    found = read(archive(b"]q\x00h\x00a."), tmp_path).tree
-    assert isinstance(found[index(0),].value, Record)
+    tree = read(archive(b"]q\x00h\x00a."), tmp_path).tree
+    assert isinstance(tree[index(0),].value, Record)
 
 
 def test_exponentially_shared_lists_end(tmp_path):
@@ -269,10 +269,10 @@ def test_records_that_make_no_sense_are_refused(value, error, tmp_path):
 
 
 def test_a_call_that_can_act_is_listed_and_named(tmp_path, golden: Golden):
-    found = read(archive(dumps({"a": PickleObject(Global("os", "getcwd"), (), 0)})), tmp_path)
-    assert found.tree[key("a"),].value == Record("os.getcwd")
-    assert dangerous_calls(found.code_references) == ["os.getcwd"]
-    golden("\n".join(audit_notes(found.code_references)))
+    checkpoint = read(archive(dumps({"a": PickleObject(Global("os", "getcwd"), (), 0)})), tmp_path)
+    assert checkpoint.tree[key("a"),].value == Record("os.getcwd")
+    assert dangerous_calls(checkpoint.code_references) == ["os.getcwd"]
+    golden("\n".join(audit_notes(checkpoint.code_references)))
 
 
 def test_damaged_storage_is_a_checksum_error(tmp_path):
@@ -298,10 +298,10 @@ def test_bit_flips_never_give_other_data(tmp_path):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         try:
-            found = everything(read(bytes(flipped), tmp_path).tree)
+            contents = everything(read(bytes(flipped), tmp_path).tree)
         except CkpttoolError:
             continue
-        assert found == expected, bit
+        assert contents == expected, bit
 
 
 # ------------------------------------------------------------------ writing, without torch
@@ -319,10 +319,10 @@ def test_written_trees_come_back(tmp_path):
         {(key("a"),): (Alias((key("b"),), "b"),)},
         {(): top, (key("e"),): Container("tuple")},
     )
-    found = read(written(tree), tmp_path).tree
-    assert everything(found)[0] == everything(tree)[0]
-    assert found.aliases == tree.aliases
-    assert found.containers == {**tree.containers, (key("l"),): Container("list")}
+    read_back = read(written(tree), tmp_path).tree
+    assert everything(read_back)[0] == everything(tree)[0]
+    assert read_back.aliases == tree.aliases
+    assert read_back.containers == {**tree.containers, (key("l"),): Container("list")}
 
 
 def test_same_tree_gives_same_bytes():
@@ -397,10 +397,10 @@ def saved(torch, value, folder: Path, **options):
 
 
 def tensors(tree: Tree) -> dict[str, Leaf]:
-    found = {display(path): leaf for path, leaf in tree.tensors()}
+    leaves = {display(path): leaf for path, leaf in tree.tensors()}
     for path, aliases in tree.aliases.items():
-        found |= {display(alias.path): tree[path] for alias in aliases}
-    return found
+        leaves |= {display(alias.path): tree[path] for alias in aliases}
+    return leaves
 
 
 @pytest.fixture
@@ -413,10 +413,10 @@ def torch():
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3, 4)])
 def test_every_dtype_both_ways(torch, name, shape, tmp_path):
     value = make(torch, name, shape, 1)
-    found = saved(torch, {"x": value}, tmp_path).tree[key("x"),]
-    assert (found.dtype, found.shape, bytes(found.read())) == (name, shape, raw(torch, value))
+    leaf = saved(torch, {"x": value}, tmp_path).tree[key("x"),]
+    assert (leaf.dtype, leaf.shape, bytes(leaf.read())) == (name, shape, raw(torch, value))
     path = tmp_path / "ours.pt"
-    path.write_bytes(written(Tree({(key("x"),): found})))
+    path.write_bytes(written(Tree({(key("x"),): leaf})))
     for options in ({"weights_only": True}, {"weights_only": True, "mmap": True}, {"weights_only": False}):
         back = torch.load(path, **options)["x"]
         assert (back.dtype, back.shape) == (value.dtype, value.shape)
@@ -443,11 +443,11 @@ def test_random_structures_both_ways(torch, data, tmp_path):
             max_leaves=8,
         )
     )
-    found = saved(torch, value, tmp_path).tree
+    tree = saved(torch, value, tmp_path).tree
     path = tmp_path / "ours.pt"
-    path.write_bytes(written(found))
+    path.write_bytes(written(tree))
     assert same(torch, torch.load(path, weights_only=True), value)
-    assert everything(torch_zip.read(str(path)).tree) == everything(found)
+    assert everything(torch_zip.read(str(path)).tree) == everything(tree)
 
 
 def same(torch, one, other) -> bool:
@@ -478,9 +478,9 @@ def test_views_transposes_conjugates(torch, tmp_path):
         "conj_t": wave.conj().T,
         "neg": wave.clone().conj().imag,
     }
-    found = saved(torch, value, tmp_path).tree
+    tree = saved(torch, value, tmp_path).tree
     for name, expected in value.items():
-        assert bytes(found[key(name),].read()) == raw(torch, expected), name
+        assert bytes(tree[key(name),].read()) == raw(torch, expected), name
 
 
 @pytest.mark.torch
@@ -534,11 +534,11 @@ def test_unrecorded_checksums_are_read(torch, tmp_path):
     before = get_crc32_options()
     set_crc32_options(False)
     try:
-        found = saved(torch, {"a": torch.ones(3)}, tmp_path)
+        checkpoint = saved(torch, {"a": torch.ones(3)}, tmp_path)
     finally:
         set_crc32_options(before)
-    assert found.integrity == "none"
-    assert found.tree[key("a"),].array().tolist() == [1, 1, 1]
+    assert checkpoint.integrity == "none"
+    assert checkpoint.tree[key("a"),].array().tolist() == [1, 1, 1]
 
 
 @pytest.mark.torch
@@ -551,35 +551,35 @@ def test_numpy_and_other_objects_are_data(torch, protocol, tmp_path):
         "args": argparse.Namespace(lr=0.1), "count": collections.Counter("aab"), "size": torch.Size([2, 3]),
         "dtype": torch.float32, "set": {1},
     }  # fmt: skip
-    found = saved(torch, value, tmp_path, pickle_protocol=protocol).tree
-    assert (found[key("f"),].value, found[key("i"),].value, found[key("t"),].value) == (1.5, -3, True)
+    tree = saved(torch, value, tmp_path, pickle_protocol=protocol).tree
+    assert (tree[key("f"),].value, tree[key("i"),].value, tree[key("t"),].value) == (1.5, -3, True)
     for name in ("a", "turned", "big"):
-        assert np.array_equal(found[key(name),].array(), value[name])
-    assert found[key("text"),].value == Record("numpy.ndarray", "U2[1]")
-    assert found[key("objects"), index(1)].value is None
-    assert found[key("args"), attr("lr")].value == 0.1
-    assert found[key("count"), key("a")].value == 2
-    assert found.containers[key("size"),] == Container("tuple", "torch.Size")
-    assert found[key("dtype"),].value == Record("torch.float32")
+        assert np.array_equal(tree[key(name),].array(), value[name])
+    assert tree[key("text"),].value == Record("numpy.ndarray", "U2[1]")
+    assert tree[key("objects"), index(1)].value is None
+    assert tree[key("args"), attr("lr")].value == 0.1
+    assert tree[key("count"), key("a")].value == 2
+    assert tree.containers[key("size"),] == Container("tuple", "torch.Size")
+    assert tree[key("dtype"),].value == Record("torch.float32")
 
 
 @pytest.mark.torch
 def test_whole_modules_are_listed_without_their_classes(torch, tmp_path):
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-    found = {leaf.key: leaf for _, leaf in saved(torch, net, tmp_path).tree.tensors()}
+    leaves = {leaf.key: leaf for _, leaf in saved(torch, net, tmp_path).tree.tensors()}
     expected = net.state_dict()
-    assert found.keys() == expected.keys()
-    assert all(bytes(found[name].read()) == raw(torch, expected[name]) for name in expected)
-    assert found["1.running_mean"].role == "buffer"
+    assert leaves.keys() == expected.keys()
+    assert all(bytes(leaves[name].read()) == raw(torch, expected[name]) for name in expected)
+    assert leaves["1.running_mean"].role == "buffer"
 
 
 @pytest.mark.torch
 def test_sparse_and_quantised_tensors_show_their_parts(torch, tmp_path):
-    found = saved(torch, {"s": torch.eye(3).to_sparse()}, tmp_path).tree
-    assert found.containers[key("s"),].name == "torch.sparse_coo"
-    assert {leaf.shape for _, leaf in found.tensors()} == {(2, 3), (3,)}
+    tree = saved(torch, {"s": torch.eye(3).to_sparse()}, tmp_path).tree
+    assert tree.containers[key("s"),].name == "torch.sparse_coo"
+    assert {leaf.shape for _, leaf in tree.tensors()} == {(2, 3), (3,)}
     with pytest.raises(UnsupportedError):
-        written(found)
+        written(tree)
 
 
 @pytest.mark.torch

@@ -65,19 +65,19 @@ class TestUnpacked(WithoutChecksums):
 
         # One storage is larger than the pickle, which is read only once; none is below 47 bytes.
         value = {**state(torch), "large": torch.zeros(2000)}
-        kept = {name: each for name, each in value.items() if name not in ("small", "empty")}
-        found = unpacked(torch, kept, folder)
+        kept = {name: tensor for name, tensor in value.items() if name not in ("small", "empty")}
+        unpacked_folder = unpacked(torch, kept, folder)
         (folder / "plain.pt").unlink()
         # Files before torch 2.1 had no byte order; a version is read and decides nothing.
-        (found / "byteorder").unlink()
-        (found / "version").unlink()
-        return str(found)
+        (unpacked_folder / "byteorder").unlink()
+        (unpacked_folder / "version").unlink()
+        return str(unpacked_folder)
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("form", FORMS)
 def test_every_container_gives_the_same_tree(torch: Any, form: str, tmp_path: Path) -> None:
-    value = {name: each for name, each in state(torch).items() if form != "big" or name != "untyped"}
+    value = {name: tensor for name, tensor in state(torch).items() if form != "big" or name != "untyped"}
     expected = told(open_checkpoint(str(plain(torch, value, tmp_path))).tree)
     assert expected["aliases"]
     checkpoint = open_checkpoint(str(FORMS[form](torch, value, tmp_path)))
@@ -110,12 +110,12 @@ def looked_at(torch: Any, tensor: Any, look: str, before: list[Any]) -> Any:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_random_states_in_every_container(torch: Any, data: Any, tmp_path: Path) -> None:
-    made: list[Any] = []
+    built: list[Any] = []
 
     def tensor(drawn: tuple[tuple[str, tuple[int, ...], int], str]) -> Any:
         (name, shape, seed), look = drawn
-        made.append(looked_at(torch, make(torch, name, shape, seed), look, made))
-        return made[-1]
+        built.append(looked_at(torch, make(torch, name, shape, seed), look, built))
+        return built[-1]
 
     values = st.tuples(LEAVES, st.sampled_from(LOOKS)).map(tensor) | st.none() | st.integers() | st.text()
     value = data.draw(
@@ -141,9 +141,9 @@ def test_torch_reads_the_big_endian_file_alike(torch: Any, tmp_path: Path) -> No
     value = {"f": torch.arange(6.0).reshape(2, 3).t(), "i": torch.arange(5), "c": torch.tensor([1 + 2j])}
     path = big(torch, value, tmp_path)
     back = torch.load(path, weights_only=True)
-    found = {leaf.key: leaf for _, leaf in open_checkpoint(str(path)).tree.tensors()}
+    leaves = {leaf.key: leaf for _, leaf in open_checkpoint(str(path)).tree.tensors()}
     for name, tensor in value.items():
-        assert bytes(found[name].read()) == raw(torch, back[name]) == raw(torch, tensor)
+        assert bytes(leaves[name].read()) == raw(torch, back[name]) == raw(torch, tensor)
 
 
 @pytest.mark.torch
@@ -151,10 +151,10 @@ def test_big_endian_storages_that_torch_misreads_are_refused(torch: Any, tmp_pat
     value = {"u": torch.tensor([1, 2], dtype=torch.uint16), "i": torch.arange(5)}
     path = big(torch, value, tmp_path)
     assert torch.load(path, weights_only=True)["u"].tolist() == [256, 512]
-    found = {leaf.key: leaf for _, leaf in open_checkpoint(str(path)).tree.tensors()}
-    assert found["i"].array().tolist() == [0, 1, 2, 3, 4]
+    leaves = {leaf.key: leaf for _, leaf in open_checkpoint(str(path)).tree.tensors()}
+    assert leaves["i"].array().tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(UnsupportedError) as caught:
-        found["u"].read()
+        leaves["u"].read()
     assert caught.value.file == str(path)
 
 
@@ -166,8 +166,8 @@ def test_what_stands_in_the_middle_of_another_file(torch: Any, form: str, tmp_pa
     data = path.read_bytes()
     (tmp_path / "around").write_bytes(b"x" * 1001 + data + b"PK\x05\x06 and more")
     file = File.stamp(str(tmp_path / "around"))
-    found = torch_legacy.list_embedded(file, 1001, len(data))
-    assert told(found.tree) == told(open_checkpoint(str(path)).tree)
+    listing = torch_legacy.list_embedded(file, 1001, len(data))
+    assert told(listing.tree) == told(open_checkpoint(str(path)).tree)
     for offset, length in ((1000, len(data)), (1001, len(data) - 1), (1001, 0), (1001, 3), (0, 900)):
         with pytest.raises(FormatError):
             digest_checkpoint(
@@ -182,8 +182,8 @@ NAMED = ["a b.c.pt", "ünïcode", "模型.pt", "new\nline.pt", "....", "data.pt"
 @pytest.mark.parametrize("name", NAMED)
 def test_files_of_any_name(torch: Any, name: str, tmp_path: Path) -> None:
     torch.save({"w": torch.arange(5.0)}, tmp_path / name)
-    found = open_checkpoint(str(tmp_path / name)).tree
-    assert [leaf.array().tolist() for _, leaf in found.tensors()] == [[0, 1, 2, 3, 4]]
+    tree = open_checkpoint(str(tmp_path / name)).tree
+    assert [leaf.array().tolist() for _, leaf in tree.tensors()] == [[0, 1, 2, 3, 4]]
 
 
 # ------------------------------------------------------------------ unpacked archives
@@ -195,64 +195,70 @@ def folder_of(torch: Any, folder: Path) -> Path:
 
 @pytest.mark.torch
 def test_only_what_was_read_belongs_to_an_unpacked_archive(torch: Any, tmp_path: Path) -> None:
-    found = folder_of(torch, tmp_path)
-    (found / "data" / "unused").write_bytes(bytes(1000))
-    names = {os.path.relpath(file.path, found) for file in open_checkpoint(str(found)).files}
+    folder = folder_of(torch, tmp_path)
+    (folder / "data" / "unused").write_bytes(bytes(1000))
+    names = {os.path.relpath(file.path, folder) for file in open_checkpoint(str(folder)).files}
     assert names == {"data.pkl", "byteorder", "version", "data/0", "data/1"}
 
 
 @pytest.mark.torch
 def test_links_lead_nowhere_outside(torch: Any, tmp_path: Path, golden: Golden) -> None:
-    found = folder_of(torch, tmp_path)
-    expected = told(open_checkpoint(str(found)).tree)
-    storage = found / "data" / "0"
-    storage.rename(found / "data" / "kept")
+    folder = folder_of(torch, tmp_path)
+    expected = told(open_checkpoint(str(folder)).tree)
+    storage = folder / "data" / "0"
+    storage.rename(folder / "data" / "kept")
     storage.symlink_to("kept")
-    assert told(open_checkpoint(str(found)).tree) == expected
-    (tmp_path / "secret").write_bytes((found / "data" / "kept").read_bytes())
-    for target in (tmp_path / "secret", "../../../secret", tmp_path / "nothing", "/dev/zero", found / "data"):
+    assert told(open_checkpoint(str(folder)).tree) == expected
+    (tmp_path / "secret").write_bytes((folder / "data" / "kept").read_bytes())
+    for target in (
+        tmp_path / "secret",
+        "../../../secret",
+        tmp_path / "nothing",
+        "/dev/zero",
+        folder / "data",
+    ):
         storage.unlink()
         storage.symlink_to(target)
-        golden(refused(in_process("digest", found)))
+        golden(refused(in_process("digest", folder)))
 
 
 @pytest.mark.torch
 def test_a_linked_folder_inside_is_refused(torch: Any, tmp_path: Path, golden: Golden) -> None:
-    found = folder_of(torch, tmp_path)
-    (found / "data").rename(tmp_path / "elsewhere")
-    (found / "data").symlink_to(tmp_path / "elsewhere")
+    folder = folder_of(torch, tmp_path)
+    (folder / "data").rename(tmp_path / "elsewhere")
+    (folder / "data").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FormatError) as caught:
-        open_checkpoint(str(found))
+        open_checkpoint(str(folder))
     golden(caught.value)
 
 
 @pytest.mark.torch
 def test_a_folder_may_itself_be_reached_by_a_link(torch: Any, tmp_path: Path) -> None:
-    found = folder_of(torch, tmp_path)
-    (tmp_path / "link").symlink_to(found)
+    folder = folder_of(torch, tmp_path)
+    (tmp_path / "link").symlink_to(folder)
     assert len(open_checkpoint(str(tmp_path / "link")).tree) == 2
 
 
 @pytest.mark.torch
 def test_a_storage_that_is_missing_short_or_no_file(torch: Any, tmp_path: Path, golden: Golden) -> None:
-    found = folder_of(torch, tmp_path)
-    storage = found / "data" / "0"
+    folder = folder_of(torch, tmp_path)
+    storage = folder / "data" / "0"
     storage.write_bytes(bytes(3))
-    golden(refused(in_process("inspect", found)))
+    golden(refused(in_process("inspect", folder)))
     storage.unlink()
-    golden(refused(in_process("inspect", found)))
+    golden(refused(in_process("inspect", folder)))
     os.mkfifo(storage)
-    golden(refused(in_process("inspect", found)))
+    golden(refused(in_process("inspect", folder)))
 
 
 @pytest.mark.torch
 def test_two_unpacked_archives_in_one_folder_are_two_checkpoints(torch: Any, tmp_path: Path) -> None:
-    found = folder_of(torch, tmp_path)
+    folder = folder_of(torch, tmp_path)
     with zipfile.ZipFile(tmp_path / "plain.pt") as archive:
-        archive.extractall(found.parent / "second")
-    ran = in_process("inspect", found.parent, "--json")
+        archive.extractall(folder.parent / "second")
+    ran = in_process("inspect", folder.parent, "--json")
     assert ran.status == 0, ran.err
-    assert "2 checkpoints" in in_process("inspect", found.parent).out
+    assert "2 checkpoints" in in_process("inspect", folder.parent).out
 
 
 @pytest.mark.corpus

@@ -135,11 +135,11 @@ class TestDistributed(WritingContract):
             for data in damaged(whole, 60):
                 file.write_bytes(data)
                 with contextlib.suppress(CkpttoolError):
-                    found = open_checkpoint(path)
-                    for _, leaf in found.tree.tensors():
+                    checkpoint = open_checkpoint(path)
+                    for _, leaf in checkpoint.tree.tensors():
                         assert len(leaf.read()) == leaf.nbytes
                     if name != ".metadata":
-                        assert digest_checkpoint(found).sha256 == right
+                        assert digest_checkpoint(checkpoint).sha256 == right
             file.write_bytes(whole)
 
 
@@ -147,9 +147,9 @@ class TestByRank(TestDistributed):
     """The same with metadata of each rank."""
 
     def make(self, folder: Path) -> str:
-        made = saved(trained(), folder / "step-100")
-        (made / ".metadata").rename(made / "__0.metadata")
-        return str(made)
+        saved_folder = saved(trained(), folder / "step-100")
+        (saved_folder / ".metadata").rename(saved_folder / "__0.metadata")
+        return str(saved_folder)
 
     def test_no_flipped_bit_gets_through(self, path: str) -> None:
         """Shown above."""
@@ -171,16 +171,16 @@ def test_torch_loads_what_is_listed(tmp_path, golden: Golden):
         7: torch.zeros(2),
     }
     folder = saved(value, tmp_path / "c")
-    found = open_checkpoint(str(folder))
-    assert require_same(found.tree, loaded(folder)) == len(found.tree) > 60
-    assert found.integrity == "crc32"
-    assert found.tree.names[key("model"), key("0.weight")] == "model/0/weight"
-    leaf = found.tree[key("optim"), key("state"), key("0"), key("exp_avg")]
+    checkpoint = open_checkpoint(str(folder))
+    assert require_same(checkpoint.tree, loaded(folder)) == len(checkpoint.tree) > 60
+    assert checkpoint.integrity == "crc32"
+    assert checkpoint.tree.names[key("model"), key("0.weight")] == "model/0/weight"
+    leaf = checkpoint.tree[key("optim"), key("state"), key("0"), key("exp_avg")]
     assert (leaf.key, leaf.role, leaf.slot) == ("optim.state.0.exp_avg", "slot", "exp_avg")
     assert leaf.of == (key("model"), key("0.weight"))
-    assert found.tree[key("optim"), key("state"), key("0"), key("step")].role == "counter"
-    assert found.tree[key("model"), key("1.running_mean")].role == "buffer"
-    golden(found.notes[0])
+    assert checkpoint.tree[key("optim"), key("state"), key("0"), key("step")].role == "counter"
+    assert checkpoint.tree[key("model"), key("1.running_mean")].role == "buffer"
+    golden(checkpoint.notes[0])
 
 
 def test_what_torch_before_2_4_flattened_less_is_the_same(tmp_path, monkeypatch):
@@ -205,15 +205,15 @@ def test_what_left_no_name_in_a_list_is_none(tmp_path):
     import torch
 
     # torch flattens an empty dict away, and its own reader then asks for the place in vain.
-    found = open_checkpoint(str(saved({"list": [{}, torch.ones(1)]}, tmp_path / "c")))
-    assert found.tree[key("list"), index(0)] == ValueLeaf(None)
+    checkpoint = open_checkpoint(str(saved({"list": [{}, torch.ones(1)]}, tmp_path / "c")))
+    assert checkpoint.tree[key("list"), index(0)] == ValueLeaf(None)
 
 
 @pytest.mark.parametrize("at", ["", ".metadata", "__0_0.distcp"])
 def test_the_folder_or_any_file_of_it_is_the_checkpoint(tmp_path, at):
     folder = saved(trained(), tmp_path / "c")
-    found = open_checkpoint(str(folder / at) if at else str(folder))
-    assert (found.format, found.path) == ("pytorch_dcp", str(folder))
+    checkpoint = open_checkpoint(str(folder / at) if at else str(folder))
+    assert (checkpoint.format, checkpoint.path) == ("pytorch_dcp", str(folder))
 
 
 leaves = st.one_of(
@@ -242,8 +242,8 @@ def tensors(value: object) -> object:
 
     if isinstance(value, tuple):
         dtype, shape = getattr(torch, value[0]), value[1]
-        made = torch.arange(int(np.prod(shape)) * 3).reshape([*shape, 3])[..., 1]
-        return made.to(dtype)
+        tensor = torch.arange(int(np.prod(shape)) * 3).reshape([*shape, 3])[..., 1]
+        return tensor.to(dtype)
     if isinstance(value, dict):
         return {k: tensors(v) for k, v in value.items()}
     return [tensors(v) for v in value] if isinstance(value, list) else value
@@ -262,8 +262,8 @@ def test_any_state_reads_back(tmp_path, value, threads):
         if "duplicated flatten key" in str(error):
             return  # two names are one, joined with dots
         raise
-    found = open_checkpoint(str(folder)).tree
-    assert require_same(found, loaded(folder)) == len(found)
+    tree = open_checkpoint(str(folder)).tree
+    assert require_same(tree, loaded(folder)) == len(tree)
 
 
 RANKS = """
@@ -322,9 +322,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_tensors_of_two_ranks_are_put_together(ranks, name):
     import torch
 
-    found = open_checkpoint(str(ranks / name))
-    assert require_same(found.tree, torch.load(ranks / "whole.pt")) == len(found.tree) == 8
-    assert [Path(file.path).suffix for file in found.files].count(".distcp") == 2
+    checkpoint = open_checkpoint(str(ranks / name))
+    assert require_same(checkpoint.tree, torch.load(ranks / "whole.pt")) == len(checkpoint.tree) == 8
+    assert [Path(file.path).suffix for file in checkpoint.files].count(".distcp") == 2
 
 
 @pytest.mark.parametrize("name", ["shard-00001-model-00001-of-00001", "shard-00002-model-00001-of-00001"])
@@ -365,8 +365,8 @@ def test_whole_tensors_that_torch_wrote_as_safetensors_are_read(tmp_path):
 def test_a_chunk_that_safetensors_lack_is_not_read(ranks, tmp_path):
     folder = shutil.copytree(ranks / "safe", tmp_path / "c")
 
-    def swap(told) -> None:
-        parts = [item for at, item in told.storage_data.items() if at.fqn == "rows"]
+    def swap(metadata) -> None:
+        parts = [item for at, item in metadata.storage_data.items() if at.fqn == "rows"]
         parts[0].__dict__, parts[1].__dict__ = parts[1].__dict__, parts[0].__dict__
 
     changed(folder, swap)
@@ -377,8 +377,8 @@ def test_a_chunk_that_safetensors_lack_is_not_read(ranks, tmp_path):
 def test_items_of_torch_save_do_not_share_bytes(ranks, tmp_path):
     folder = shutil.copytree(ranks / "all", tmp_path / "c")
 
-    def share(told) -> None:
-        one(told, "same").__dict__ = dict(one(told, "one").__dict__)
+    def share(metadata) -> None:
+        one(metadata, "same").__dict__ = dict(one(metadata, "one").__dict__)
 
     changed(folder, share)
     with pytest.raises(FormatError):
@@ -388,12 +388,12 @@ def test_items_of_torch_save_do_not_share_bytes(ranks, tmp_path):
 def test_a_missing_shard_is_named_and_the_rest_is_read(ranks, tmp_path, golden: Golden):
     folder = shutil.copytree(ranks / "all", tmp_path / "c")
     (folder / "__1_0.distcp").unlink()
-    found = open_checkpoint(str(folder))
-    assert any("__1_0.distcp" in note for note in found.notes)
+    checkpoint = open_checkpoint(str(folder))
+    assert any("__1_0.distcp" in note for note in checkpoint.notes)
     with pytest.raises(TruncatedError) as caught:
-        found.tree[(key("rows"),)].read()
+        checkpoint.tree[(key("rows"),)].read()
     golden(caught.value)
-    assert len(found.tree[(key("one"),)].read()) == 12
+    assert len(checkpoint.tree[(key("one"),)].read()) == 12
     ran = in_process("digest", folder)
     assert ran.status == 2
     assert "__1_0.distcp" in ran.err
@@ -410,76 +410,76 @@ def test_shards_without_metadata_are_explained(ranks, tmp_path, golden: Golden):
 def changed(folder: Path, change) -> None:
     """Rewrite the metadata after `change` did something to them."""
     file = folder / ".metadata"
-    told = pickle.loads(file.read_bytes())
-    change(told)
-    file.write_bytes(pickle.dumps(told, 4))
+    metadata = pickle.loads(file.read_bytes())
+    change(metadata)
+    file.write_bytes(pickle.dumps(metadata, 4))
 
 
 def one(told, name: str):
     return next(item for at, item in told.storage_data.items() if at.fqn == name)
 
 
-def _beyond(told):
-    one(told, "rows").offset = 1 << 40
+def _beyond(metadata):
+    one(metadata, "rows").offset = 1 << 40
 
 
-def _negative(told):
-    one(told, "rows").offset = -1
+def _negative(metadata):
+    one(metadata, "rows").offset = -1
 
 
-def _outside(told):
-    one(told, "rows").relative_path = "../whole.pt"
+def _outside(metadata):
+    one(metadata, "rows").relative_path = "../whole.pt"
 
 
-def _absolute(told):
-    one(told, "rows").relative_path = "/etc/passwd"
+def _absolute(metadata):
+    one(metadata, "rows").relative_path = "/etc/passwd"
 
 
-def _unknown(told):
-    told.storage_data = {at: item for at, item in told.storage_data.items() if at.fqn != "rows"}
+def _unknown(metadata):
+    metadata.storage_data = {at: item for at, item in metadata.storage_data.items() if at.fqn != "rows"}
 
 
-def _overlapping(told):
+def _overlapping(metadata):
     import torch
 
-    chunks = told.state_dict_metadata["rows"].chunks
+    chunks = metadata.state_dict_metadata["rows"].chunks
     chunks[1].offsets, chunks[1].sizes = torch.Size([1, 0]), torch.Size([4, 4])
-    told.storage_data |= {
-        type(at)("rows", (1, 0)): item for at, item in told.storage_data.items() if at.fqn == "rows"
+    metadata.storage_data |= {
+        type(at)("rows", (1, 0)): item for at, item in metadata.storage_data.items() if at.fqn == "rows"
     }
 
 
-def _outgrown(told):
+def _outgrown(metadata):
     import torch
 
-    told.state_dict_metadata["rows"].chunks[0].sizes = torch.Size([6, 4])
+    metadata.state_dict_metadata["rows"].chunks[0].sizes = torch.Size([6, 4])
 
 
-def _huge(told):
+def _huge(metadata):
     import torch
 
-    entry = told.state_dict_metadata["same"]
+    entry = metadata.state_dict_metadata["same"]
     entry.size = entry.chunks[0].sizes = torch.Size([1 << 50])
 
 
-def _one_place(told):
-    told.planner_data["rows"] = told.planner_data["same"] = ("x",)
+def _one_place(metadata):
+    metadata.planner_data["rows"] = metadata.planner_data["same"] = ("x",)
 
 
-def _below(told):
-    told.planner_data["rows"] = ("same", "x")
+def _below(metadata):
+    metadata.planner_data["rows"] = ("same", "x")
 
 
-def _gaps(told):
-    told.planner_data["rows"] = ("l", 1 << 60)
+def _gaps(metadata):
+    metadata.planner_data["rows"] = ("l", 1 << 60)
 
 
-def _both(told):
-    told.planner_data["rows"], told.planner_data["same"] = ("l", 1), ("l", "a")
+def _both(metadata):
+    metadata.planner_data["rows"], metadata.planner_data["same"] = ("l", 1), ("l", "a")
 
 
-def _deep(told):
-    told.planner_data["rows"] = ("a",) * 1000
+def _deep(metadata):
+    metadata.planner_data["rows"] = ("a",) * 1000
 
 
 @pytest.mark.parametrize(
@@ -512,7 +512,7 @@ def test_metadata_that_make_no_sense_are_refused(ranks, tmp_path, change, golden
 
 def test_chunks_that_leave_a_hole_are_listed_and_not_read(ranks, tmp_path, golden: Golden):
     folder = shutil.copytree(ranks / "all", tmp_path / "c")
-    changed(folder, lambda told: told.state_dict_metadata["rows"].chunks.pop())
+    changed(folder, lambda metadata: metadata.state_dict_metadata["rows"].chunks.pop())
     leaf = open_checkpoint(str(folder)).tree[(key("rows"),)]
     assert leaf.shape == (5, 4)
     with pytest.raises(FormatError) as caught:
@@ -523,8 +523,8 @@ def test_chunks_that_leave_a_hole_are_listed_and_not_read(ranks, tmp_path, golde
 def test_an_item_that_holds_another_tensor_is_not_read(ranks, tmp_path):
     folder = shutil.copytree(ranks / "all", tmp_path / "c")
 
-    def swap(told) -> None:
-        here, there = one(told, "same"), one(told, "one")
+    def swap(metadata) -> None:
+        here, there = one(metadata, "same"), one(metadata, "one")
         here.__dict__, there.__dict__ = there.__dict__, here.__dict__
 
     changed(folder, swap)
@@ -536,7 +536,7 @@ def test_an_item_that_holds_another_tensor_is_not_read(ranks, tmp_path):
 
 def test_a_transformed_item_is_listed_and_says_what_it_went_through(ranks, tmp_path, golden: Golden):
     folder = shutil.copytree(ranks / "all", tmp_path / "c")
-    changed(folder, lambda told: setattr(one(told, "same"), "transform_descriptors", ["stream.zstd/1"]))
+    changed(folder, lambda facts: setattr(one(facts, "same"), "transform_descriptors", ["stream.zstd/1"]))
     with pytest.raises(UnsupportedError) as caught:
         open_checkpoint(str(folder)).tree[(key("same"),)].read()
     golden(caught.value)
@@ -561,10 +561,10 @@ class Payload:
 
 def test_a_payload_is_named_and_not_run(tmp_path, golden: Golden):
     folder = saved({"a": 1}, tmp_path / "c")
-    changed(folder, lambda told: setattr(told, "storage_meta", Payload()))
-    found = open_checkpoint(str(folder))
-    assert dangerous_calls(found.code_references) == [f"{os.getcwd.__module__}.getcwd"]
-    golden("\n".join(audit_notes(found.code_references)))
+    changed(folder, lambda metadata: setattr(metadata, "storage_meta", Payload()))
+    checkpoint = open_checkpoint(str(folder))
+    assert dangerous_calls(checkpoint.code_references) == [f"{os.getcwd.__module__}.getcwd"]
+    golden("\n".join(audit_notes(checkpoint.code_references)))
 
 
 @st.composite
@@ -611,8 +611,8 @@ def test_any_cut_is_put_together(tmp_path, cut, dtype, order):
             chunks.append(told.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
             shard.write(stream.getvalue())
     entry = told.TensorStorageMetadata(told.TensorProperties(whole.dtype), whole.shape, chunks)
-    made = told.Metadata({"w": entry}, storage_data=items)
-    (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(made, 4))
+    metadata = told.Metadata({"w": entry}, storage_data=items)
+    (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(metadata, 4))
     leaf = open_checkpoint(str(tmp_path / "c")).tree[(key("w"),)]
     assert bytes(leaf.read()) == bits(whole)
 
@@ -622,10 +622,10 @@ def test_it_becomes_one_torch_file(ranks, tmp_path):
 
     done = convert(str(ranks / "all"), str(tmp_path / "whole.pt"))
     assert done.written
-    wanted, made = torch.load(ranks / "whole.pt"), torch.load(tmp_path / "whole.pt", weights_only=True)
-    assert made.keys() == wanted.keys()
-    assert torch.equal(made["rows"], wanted["rows"])
-    assert torch.equal(made["deep"]["f16"], wanted["deep"]["f16"])
+    expected, converted = torch.load(ranks / "whole.pt"), torch.load(tmp_path / "whole.pt", weights_only=True)
+    assert converted.keys() == expected.keys()
+    assert torch.equal(converted["rows"], expected["rows"])
+    assert torch.equal(converted["deep"]["f16"], expected["deep"]["f16"])
 
 
 def test_a_distributed_optimizer_by_names_is_joined_by_names(tmp_path):

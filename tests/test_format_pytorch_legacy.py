@@ -61,10 +61,10 @@ def written(
     start: tuple[Any, ...] = (MAGIC, PROTOCOL, SYS_INFO),
 ) -> bytes:
     """Return the stream of a value; each storage's count is that of `width` bytes an element."""
-    held = {"7": ONE} if storages is None else storages
-    data = b"".join(pickle.dumps(each, 2) for each in start) + dumps(value)
-    data += pickle.dumps(list(held) if keys is None else keys, 2)
-    return data + b"".join(struct.pack("<q", len(each) // width) + each for each in held.values())
+    contents = {"7": ONE} if storages is None else storages
+    data = b"".join(pickle.dumps(item, 2) for item in start) + dumps(value)
+    data += pickle.dumps(list(contents) if keys is None else keys, 2)
+    return data + b"".join(struct.pack("<q", len(item) // width) + item for item in contents.values())
 
 
 def read(data: bytes, folder: Path) -> Checkpoint:
@@ -76,9 +76,9 @@ class TestStream(WithoutChecksums):
     module = torch_legacy
 
     def make(self, folder: Path) -> str:
-        held = {name: bytes(range(200)) for name in "abcdef"}
-        value = {name: tensor(storage(name, 50), 0, (5, 10), (10, 1)) for name in held}
-        (folder / "x.pth").write_bytes(written({**value, "step": 3}, held))
+        contents = {name: bytes(range(200)) for name in "abcdef"}
+        value = {name: tensor(storage(name, 50), 0, (5, 10), (10, 1)) for name in contents}
+        (folder / "x.pth").write_bytes(written({**value, "step": 3}, contents))
         return str(folder / "x.pth")
 
 
@@ -108,12 +108,12 @@ def test_claims_nothing_else(data: bytes, tmp_path: Path) -> None:
 def test_storages_are_spans_in_the_order_of_the_list(tmp_path: Path) -> None:
     value = {"a": tensor(storage("9")), "b": tensor(storage("10"), 1, (2,), (2,))}
     data = written(value, {"10": ONE, "9": floats(5, 6, 7, 8)})
-    found = read(data, tmp_path)
-    leaf = found.tree[key("a"),]
-    assert leaf.source == Span(found.files[0], len(data) - 16, 16)
+    checkpoint = read(data, tmp_path)
+    leaf = checkpoint.tree[key("a"),]
+    assert leaf.source == Span(checkpoint.files[0], len(data) - 16, 16)
     assert leaf.array().tolist() == [5, 6, 7, 8]
-    assert found.tree[key("b"),].array().tolist() == [2, 4]
-    assert (found.integrity, str(found.writer).split()[-1]) == ("none", "1001")
+    assert checkpoint.tree[key("b"),].array().tolist() == [2, 4]
+    assert (checkpoint.integrity, str(checkpoint.writer).split()[-1]) == ("none", "1001")
 
 
 def test_parts_of_a_storage_lie_in_it(tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_parts_of_a_storage_lie_in_it(tmp_path: Path) -> None:
         "again": tensor(storage(view=("8", 1, 2)), 0, (2,), (1,)),
         "last": tensor(storage(view=("9", 3, 1)), 0, (), ()),
     }
-    found = read(written(value), tmp_path).tree
-    assert [leaf.array().tolist() for _, leaf in found.tensors()] == [[1, 2, 3, 4], [2, 3], 4]
-    assert [alias.key for alias in found.aliases[key("part"),]] == ["again"]
+    tree = read(written(value), tmp_path).tree
+    assert [leaf.array().tolist() for _, leaf in tree.tensors()] == [[1, 2, 3, 4], [2, 3], 4]
+    assert [alias.key for alias in tree.aliases[key("part"),]] == ["again"]
 
 
 @pytest.mark.parametrize("view", [("8", 3, 2), ("8", -1, 2), ("8", 1, -1), ("8", 1 << 62, 1), (8, 0, 1), "8"])
@@ -149,8 +149,8 @@ def test_untyped_and_cuda_storages(tmp_path: Path) -> None:
         storage("a", 3, Global("torch.storage", "UntypedStorage")),
         tensor(storage("b", 3, Global("torch.cuda", "CharStorage")), 0, (3,), (1,)),
     ]
-    found = read(written(value, {"a": b"\1\2\3", "b": b"\xff\0\1"}, width=1), tmp_path).tree
-    assert [(leaf.dtype, leaf.array().tolist()) for _, leaf in found.tensors()] == [
+    tree = read(written(value, {"a": b"\1\2\3", "b": b"\xff\0\1"}, width=1), tmp_path).tree
+    assert [(leaf.dtype, leaf.array().tolist()) for _, leaf in tree.tensors()] == [
         ("uint8", [1, 2, 3]),
         ("int8", [-1, 0, 1]),
     ]
@@ -160,27 +160,27 @@ def test_the_source_code_of_classes_is_listed_and_not_run(tmp_path: Path, golden
     code = "class Net:\n    raise SystemExit\n"
     net = PickleObject(PersistentId(("module", Global("nets", "Net"), "/home/x/nets.py", code)), (), 0)
     net.state = {"w": tensor()}
-    found = read(written(net), tmp_path)
-    assert [leaf.key for _, leaf in found.tree.tensors()] == ["w"]
-    assert found.tree.containers[()].name == "nets.Net"
-    assert found.details["sources"] == {"nets.Net": {"file": "/home/x/nets.py", "source": code}}
-    golden("\n".join(found.notes))
+    checkpoint = read(written(net), tmp_path)
+    assert [leaf.key for _, leaf in checkpoint.tree.tensors()] == ["w"]
+    assert checkpoint.tree.containers[()].name == "nets.Net"
+    assert checkpoint.details["sources"] == {"nets.Net": {"file": "/home/x/nets.py", "source": code}}
+    golden("\n".join(checkpoint.notes))
     shown = in_process("inspect", tmp_path / "x.pth", "--json").json()
     assert shown["details"]["sources"]["nets.Net"]["source"] == code
 
 
 def test_a_class_without_its_source_is_a_name(tmp_path: Path) -> None:
     net = PickleObject(PersistentId(("module", Global("nets", "Net"), None, None)), (), 0)
-    found = read(written([net], {}), tmp_path)
-    assert next(leaf for _, leaf in found.tree.items()).value == Record("nets.Net")
-    assert (found.notes, dict(found.details)) == ((), {})
+    checkpoint = read(written([net], {}), tmp_path)
+    assert next(leaf for _, leaf in checkpoint.tree.items()).value == Record("nets.Net")
+    assert (checkpoint.notes, dict(checkpoint.details)) == ((), {})
 
 
 def test_a_call_that_can_act_is_named_and_not_made(tmp_path: Path, golden: Golden) -> None:
     evil = PickleObject(PersistentId(("module", Global("os", "system"), None, None)), ("true",), 0)
-    found = read(written({"a": tensor(), "b": evil}), tmp_path)
-    golden("\n".join(audit_notes(found.code_references)))
-    assert found.tree[key("a"),].array().tolist() == [1, 2, 3, 4]
+    checkpoint = read(written({"a": tensor(), "b": evil}), tmp_path)
+    golden("\n".join(audit_notes(checkpoint.code_references)))
+    assert checkpoint.tree[key("a"),].array().tolist() == [1, 2, 3, 4]
 
 
 class Payload:
@@ -196,20 +196,20 @@ def test_calls_in_every_pickle_are_named(tmp_path: Path, golden: Golden) -> None
     keys = b"cos\ngetuid\n)R0"
     data = written([tensor(), value], start=(MAGIC, PROTOCOL, Payload()))
     at = data.index(pickle.dumps(["7"], 2)) + 2
-    found = read(data[:at] + keys + data[at:], tmp_path)
-    assert dangerous_calls(found.code_references) == [
+    checkpoint = read(data[:at] + keys + data[at:], tmp_path)
+    assert dangerous_calls(checkpoint.code_references) == [
         f"{os.getcwd.__module__}.getcwd",
         "os.getpid",
         "os.getuid",
     ]
-    golden("\n".join(audit_notes(found.code_references)))
+    golden("\n".join(audit_notes(checkpoint.code_references)))
 
 
 def test_python_2_gives_an_ordered_dict_its_pairs() -> None:
     data = b"\x80\x02ccollections\nOrderedDict\n](" + b"](U\x01aK\x01e](U\x01bK\x02e" + b"e\x85R."
-    found = pickle_reader.parse_pickle(data).value
-    assert type(found) is Dict
-    assert (found.name, dict(found)) == ("collections.OrderedDict", {"a": 1, "b": 2})
+    value = pickle_reader.parse_pickle(data).value
+    assert type(value) is Dict
+    assert (value.name, dict(value)) == ("collections.OrderedDict", {"a": 1, "b": 2})
 
 
 @pytest.mark.parametrize("length", [*range(1, 200, 7), 400, 1 << 16])
@@ -245,8 +245,8 @@ def test_a_module_that_python_2_and_torch_0_3_pickled(tmp_path: Path) -> None:
     inner = made("torch.nn.modules.linear.Linear", (), {"_parameters": ordered(("weight", weight))})
     buffers = ordered(("running_mean", tensor(offset=1, shape=(2,))))
     net = made("nets.Net", (), {"_modules": ordered(("l1", inner)), "_buffers": buffers, "training": True})
-    found = read(written(net), tmp_path).tree
-    assert [(leaf.key, leaf.role, leaf.trainable) for _, leaf in found.tensors()] == [
+    tree = read(written(net), tmp_path).tree
+    assert [(leaf.key, leaf.role, leaf.trainable) for _, leaf in tree.tensors()] == [
         ("l1.weight", "parameter", True),
         ("running_mean", "buffer", None),
     ]
@@ -352,12 +352,12 @@ def test_whole_modules_are_listed_by_their_state_dicts_names(
     torch: Any, protocol: int, tmp_path: Path
 ) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-    found = torch_legacy.read(str(stream(torch, net, tmp_path, protocol)))
-    leaves = {leaf.key: leaf for _, leaf in found.tree.tensors()}
+    checkpoint = torch_legacy.read(str(stream(torch, net, tmp_path, protocol)))
+    leaves = {leaf.key: leaf for _, leaf in checkpoint.tree.tensors()}
     assert leaves.keys() == net.state_dict().keys()
     for name, expected in net.state_dict().items():
         assert bytes(leaves[name].read()) == expected.numpy().tobytes()
-    source = found.details["sources"]["torch.nn.modules.linear.Linear"]["source"]
+    source = checkpoint.details["sources"]["torch.nn.modules.linear.Linear"]["source"]
     assert source.startswith("class Linear(")
 
 
@@ -381,7 +381,7 @@ def test_torch_reads_what_this_test_writes(torch: Any) -> None:
         "part": tensor(storage("8", view=("9", 2, 2)), 1, (1,), (1,)),
     }
     back = torch.load(io.BytesIO(written(value, {"7": ONE, "8": floats(5, 6, 7, 8)})), weights_only=True)
-    assert [each.tolist() for each in back.values()] == [[1, 2, 3, 4], [6, 8], [8]]
+    assert [tensor.tolist() for tensor in back.values()] == [[1, 2, 3, 4], [6, 8], [8]]
 
 
 @pytest.mark.torch

@@ -41,29 +41,29 @@ ONE = floats(1, 2, 3, 4)
 def storages(*entries: tuple[Any, bytes], views: Any = ()) -> bytes:
     """Return the member `storages`: a description and the bytes for each, 4 bytes an element."""
     data = pickle.dumps(len(entries), 2)
-    for said, each in entries:
-        data += dumps(said) + struct.pack("<q", len(each) // 4) + each
+    for description, content in entries:
+        data += dumps(description) + struct.pack("<q", len(content) // 4) + content
     return data + pickle.dumps(list(views), 2)
 
 
 def tensors(*entries: tuple[Any, int, tuple[int, ...]]) -> bytes:
     """Return the member `tensors`: a description, the rank, and sizes, strides and offset for each."""
     data = pickle.dumps(len(entries), 2)
-    for said, rank, numbers in entries:
-        data += dumps(said) + struct.pack(f"<i4x{len(numbers)}q", rank, *numbers)
+    for description, rank, numbers in entries:
+        data += dumps(description) + struct.pack(f"<i4x{len(numbers)}q", rank, *numbers)
     return data
 
 
 def members(**changed: bytes | None) -> dict[str, bytes]:
     """Return the members of a good archive of one tensor, with some changed or (None) left out."""
-    made: dict[str, bytes | None] = {
+    contents: dict[str, bytes | None] = {
         "sys_info": pickle.dumps(SYS_INFO, 2),
         "pickle": dumps({"a": PersistentId("2000")}),
         "tensors": tensors(((2000, 1000, TENSORS), 1, (4, 1, 0))),
         "storages": storages(((1000, "cpu", FLOATS), ONE)),
         **changed,
     }
-    return {name: data for name, data in made.items() if data is not None}
+    return {name: data for name, data in contents.items() if data is not None}
 
 
 def read(folder: Path, **changed: bytes | None) -> Checkpoint:
@@ -94,56 +94,54 @@ def torch() -> Any:
 
 
 def test_a_tensor_is_a_span_in_the_archive(tmp_path: Path) -> None:
-    found = read(tmp_path)
-    leaf = found.tree[key("a"),]
+    checkpoint = read(tmp_path)
+    leaf = checkpoint.tree[key("a"),]
     assert isinstance(leaf.source, Span)
     assert (leaf.key, leaf.array().tolist()) == ("a", [1, 2, 3, 4])
-    assert (str(found.writer).split()[-1], found.integrity) == ("1000", "none")
+    assert (str(checkpoint.writer).split()[-1], checkpoint.integrity) == ("1000", "none")
 
 
 def test_parts_of_a_storage_and_one_tensor_at_two_places(tmp_path: Path) -> None:
-    found = read(
+    tree = read(
         tmp_path,
         pickle=dumps({"whole": PersistentId("1"), "part": PersistentId("2"), "again": PersistentId("2")}),
         tensors=tensors(((1, 1000, TENSORS), 2, (2, 2, 1, 2, 0)), ((2, 1001, TENSORS), 1, (2, 1, 0))),
         storages=storages(((1000, "cpu", FLOATS), ONE), views=[(1001, 1000, 1, 2)]),
     ).tree
-    assert [leaf.array().tolist() for _, leaf in found.tensors()] == [[[1, 3], [2, 4]], [2, 3]]
-    assert [alias.key for alias in found.aliases[key("part"),]] == ["again"]
+    assert [leaf.array().tolist() for _, leaf in tree.tensors()] == [[[1, 3], [2, 4]], [2, 3]]
+    assert [alias.key for alias in tree.aliases[key("part"),]] == ["again"]
 
 
 def test_tensors_without_memory_and_storages_alone(tmp_path: Path) -> None:
-    found = read(
+    tree = read(
         tmp_path,
         pickle=dumps([PersistentId("2000"), PersistentId("1000")]),
         tensors=tensors(((2000, None, Global("torch", "DoubleTensor")), 1, (0, 1, 0))),
     ).tree
-    assert [(leaf.dtype, leaf.shape) for _, leaf in found.tensors()] == [("float64", (0,)), ("float32", (4,))]
+    assert [(leaf.dtype, leaf.shape) for _, leaf in tree.tensors()] == [("float64", (0,)), ("float32", (4,))]
 
 
 def test_files_before_the_first_release_had_no_locations(tmp_path: Path) -> None:
     data = storages(((1000, FLOATS), ONE))
     without_views = data[: -len(pickle.dumps([], 2))]
-    found = read(
-        tmp_path, tensors=tensors(((2000, TENSORS, 1000), 1, (4, 1, 0))), storages=without_views
-    ).tree
-    assert found[key("a"),].array().tolist() == [1, 2, 3, 4]
+    tree = read(tmp_path, tensors=tensors(((2000, TENSORS, 1000), 1, (4, 1, 0))), storages=without_views).tree
+    assert tree[key("a"),].array().tolist() == [1, 2, 3, 4]
 
 
 def test_the_source_code_of_classes_is_listed(tmp_path: Path) -> None:
     net = PickleObject(PersistentId((Global("nets", "Net"), "nets.py", "class Net: ...")), (), 0)
     net.state = {"w": PersistentId("2000")}
-    found = read(tmp_path, pickle=dumps(net))
-    assert found.details["sources"]["nets.Net"]["source"] == "class Net: ..."
-    assert [leaf.key for _, leaf in found.tree.tensors()] == ["w"]
+    checkpoint = read(tmp_path, pickle=dumps(net))
+    assert checkpoint.details["sources"]["nets.Net"]["source"] == "class Net: ..."
+    assert [leaf.key for _, leaf in checkpoint.tree.tensors()] == ["w"]
 
 
 def test_a_storage_that_is_named_in_the_call(tmp_path: Path) -> None:
     where = ("storage", FLOATS, "1000", "cpu", 4)
     args = (where, 1, (3,), (1,), False, Dict("collections.OrderedDict"))
-    made = PickleObject(Global("torch._utils", "_rebuild_tensor_v2"), args, 0)
-    found = read(tmp_path, pickle=dumps({"w": made}), tensors=None).tree
-    assert found[key("w"),].array().tolist() == [2, 3, 4]
+    call = PickleObject(Global("torch._utils", "_rebuild_tensor_v2"), args, 0)
+    tree = read(tmp_path, pickle=dumps({"w": call}), tensors=None).tree
+    assert tree[key("w"),].array().tolist() == [2, 3, 4]
 
 
 # ------------------------------------------------------------------ refusing
@@ -205,8 +203,8 @@ def named(kind: bytes, name: str = "storages", target: str = "pickle") -> bytes:
     """Return an archive with a member of another type before the others."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for each, data in members().items():
-            info = tarfile.TarInfo(each)
+        for item, data in members().items():
+            info = tarfile.TarInfo(item)
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
         info = tarfile.TarInfo(name)
@@ -251,9 +249,9 @@ PAX: dict[str, bytes] = {
 def test_pax_headers_that_change_a_member_are_refused(name: str, tmp_path: Path) -> None:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
-        for each, data in {"sys_info": b"", "././@PaxHeader": PAX[name], "pickle": b""}.items():
-            info = tarfile.TarInfo(each)
-            info.size, info.type = len(data), b"x" if each.startswith(".") else b"0"
+        for item, data in {"sys_info": b"", "././@PaxHeader": PAX[name], "pickle": b""}.items():
+            info = tarfile.TarInfo(item)
+            info.size, info.type = len(data), b"x" if item.startswith(".") else b"0"
             archive.addfile(info, io.BytesIO(data))
     (tmp_path / "x").write_bytes(stream.getvalue())
     with pytest.raises((FormatError, UnsupportedError)):
@@ -270,10 +268,10 @@ def test_members_lie_where_the_standard_library_finds_them(form: int, size: int,
             if form == tarfile.PAX_FORMAT and name == "größe":
                 info.name = "g"
             archive.addfile(info, io.BytesIO(name.encode()[:1] * size))
-    found = archives.read_tar(File.stamp(str(tmp_path / "x")))
+    result = archives.read_tar(File.stamp(str(tmp_path / "x")))
     with tarfile.open(tmp_path / "x") as archive:
         expected = {info.name: (info.offset_data, info.size) for info in archive}
-    assert {name: (span.offset, span.length) for name, span in found.items()} == expected
+    assert {name: (span.offset, span.length) for name, span in result.items()} == expected
 
 
 def test_sizes_in_base_256_and_in_pax_headers(tmp_path: Path) -> None:
@@ -350,6 +348,6 @@ def test_corpus_is_read_as_its_truth_says() -> None:
     for path in files:
         named = {leaf.key: leaf for _, leaf in open_checkpoint(str(path)).tree.tensors()}
         for name, expected in json.loads(Path(f"{path}.truth.json").read_text()).items():
-            found = named[name]
-            digest = hashlib.sha256(found.read()).hexdigest()
-            assert (found.dtype, list(found.shape), digest) == tuple(expected.values()), (path, name)
+            leaf = named[name]
+            digest = hashlib.sha256(leaf.read()).hexdigest()
+            assert (leaf.dtype, list(leaf.shape), digest) == tuple(expected.values()), (path, name)

@@ -52,11 +52,11 @@ def weights(policy: str = POLICY) -> dict[str, np.ndarray]:
 
 
 def optimizer(policy: str = POLICY) -> dict[str, np.ndarray]:
-    made = {f"{policy}/beta1_power": np.float32(0.9), f"{policy}/beta2_power": np.float32(0.999)}
+    variables = {f"{policy}/beta1_power": np.float32(0.9), f"{policy}/beta2_power": np.float32(0.999)}
     for name, array in weights(policy).items():
-        made[f"{policy}/{name}/Adam"] = np.full_like(array, 0.5)
-        made[f"{policy}/{name}/Adam_1"] = np.full_like(array, 0.25)
-    return made
+        variables[f"{policy}/{name}/Adam"] = np.full_like(array, 0.5)
+        variables[f"{policy}/{name}/Adam_1"] = np.full_like(array, 0.25)
+    return variables
 
 
 def mean_std() -> Any:
@@ -145,13 +145,13 @@ def tensors(tree: Tree) -> dict[str, Any]:
     return {display(path): leaf for path, leaf in tree.tensors()}
 
 
-def check_policy(found: dict[str, Any], top: str, policy: str = POLICY) -> None:
+def check_policy(leaves: dict[str, Any], top: str, policy: str = POLICY) -> None:
     for name, array in weights(policy).items():
-        leaf = found[f"{top}/weights/{name}"]
+        leaf = leaves[f"{top}/weights/{name}"]
         np.testing.assert_array_equal(leaf.array(), array)
         assert (leaf.role, leaf.name) == ("parameter", name)
     for name, array in optimizer(policy).items():
-        leaf = found[f"{top}/_optimizer_variables/{name}"]
+        leaf = leaves[f"{top}/_optimizer_variables/{name}"]
         np.testing.assert_array_equal(leaf.array(), array)
         of, _, last = name.rpartition("/")
         if last.startswith("Adam"):
@@ -162,17 +162,17 @@ def check_policy(found: dict[str, Any], top: str, policy: str = POLICY) -> None:
 
 
 def test_the_worker_s_pickle_is_opened(tmp_path):
-    found = open_checkpoint(put(tmp_path, single(), "checkpoint-10"))
-    listed = tensors(found.tree)
+    saved = open_checkpoint(put(tmp_path, single(), "checkpoint-10"))
+    listed = tensors(saved.tree)
     check_policy(listed, f"worker/state/{POLICY}")
     mean = listed[f"worker/filters/{POLICY}/rs/_M"]
     assert (mean.role, mean.array().tolist()) == ("buffer", list(map(float, range(17))))
     worker = key("worker")
-    count = found.tree[worker, key("filters"), key(POLICY), attr("rs"), attr("_n")]
+    count = saved.tree[worker, key("filters"), key(POLICY), attr("rs"), attr("_n")]
     assert count == ValueLeaf(100, "counter")
-    steps = found.tree[key("train_exec_impl"), key("counters"), key("num_steps_trained")]
+    steps = saved.tree[key("train_exec_impl"), key("counters"), key("num_steps_trained")]
     assert steps == ValueLeaf(4000, "counter")
-    assert found.tree[worker, key("state"), key(POLICY), key("global_timestep")] == ValueLeaf(4000, "counter")
+    assert saved.tree[worker, key("state"), key(POLICY), key("global_timestep")] == ValueLeaf(4000, "counter")
 
 
 def test_a_nested_array_is_a_span_of_the_file(tmp_path):
@@ -188,9 +188,9 @@ def test_a_nested_array_is_a_span_of_the_file(tmp_path):
 def test_states_of_older_releases(tmp_path):
     """As rollout_worker.py wrote then: a policy's state is its weights, beside `_optimizer_variables`."""
     state = {**weights(), "_optimizer_variables": list(optimizer().values())}
-    found = tensors(open_checkpoint(put(tmp_path, single({POLICY: state}), "checkpoint-3")).tree)
-    assert found[f"worker/state/{POLICY}/{POLICY}/fc_1/kernel"].role == "parameter"
-    assert found[f"worker/state/{POLICY}/_optimizer_variables/0"].role == "other"
+    leaves = tensors(open_checkpoint(put(tmp_path, single({POLICY: state}), "checkpoint-3")).tree)
+    assert leaves[f"worker/state/{POLICY}/{POLICY}/fc_1/kernel"].role == "parameter"
+    assert leaves[f"worker/state/{POLICY}/_optimizer_variables/0"].role == "other"
 
 
 def test_states_of_pytorch_policies(tmp_path):
@@ -200,12 +200,12 @@ def test_states_of_pytorch_policies(tmp_path):
         "weights": collections.OrderedDict({"_logits._model.0.weight": np.ones((4, 3), "f4")}),
         "_optimizer_variables": [{"state": moments, "param_groups": [{"lr": 0.1, "params": [0]}]}],
     }
-    found = tensors(open_checkpoint(put(tmp_path, single({POLICY: state}), "checkpoint-3")).tree)
+    leaves = tensors(open_checkpoint(put(tmp_path, single({POLICY: state}), "checkpoint-3")).tree)
     top = f"worker/state/{POLICY}"
-    assert found[f"{top}/weights/_logits/_model/0/weight"].role == "parameter"
-    slot = found[f"{top}/_optimizer_variables/0/state/0/exp_avg"]
+    assert leaves[f"{top}/weights/_logits/_model/0/weight"].role == "parameter"
+    slot = leaves[f"{top}/_optimizer_variables/0/state/0/exp_avg"]
     assert (slot.role, slot.slot) == ("slot", "exp_avg")
-    assert found[f"{top}/_optimizer_variables/0/state/0/step"].role == "counter"
+    assert leaves[f"{top}/_optimizer_variables/0/state/0/step"].role == "counter"
 
 
 def test_tune_s_folder_and_its_metadata(tmp_path):
@@ -216,31 +216,31 @@ def test_tune_s_folder_and_its_metadata(tmp_path):
         "checkpoint_000010/checkpoint-10.tune_metadata",
     )
     put(tmp_path, b"", "checkpoint_000010/.is_checkpoint")
-    found = open_checkpoint(str(tmp_path / "checkpoint_000010"))
-    assert found.path == inside
-    assert found.tree[attr("tune_metadata"), key("iteration")] == ValueLeaf(10, "counter")
-    assert len(found.files) == 2
+    checkpoint = open_checkpoint(str(tmp_path / "checkpoint_000010"))
+    assert checkpoint.path == inside
+    assert checkpoint.tree[attr("tune_metadata"), key("iteration")] == ValueLeaf(10, "counter")
+    assert len(checkpoint.files) == 2
 
 
 def test_a_folder_of_several_policies(tmp_path, golden: Golden):
-    found = open_checkpoint(algorithm(tmp_path, ("left", "right")))
-    listed = tensors(found.tree)
+    checkpoint = open_checkpoint(algorithm(tmp_path, ("left", "right")))
+    listed = tensors(checkpoint.tree)
     for name in ("left", "right"):
         check_policy(listed, f"policies/{name}", name)
         assert listed[f"algorithm_state/worker/filters/{name}/rs/_S"].role == "buffer"
     state = attr("algorithm_state")
-    steps = found.tree[state, key("counters"), key("num_env_steps_sampled")]
+    steps = checkpoint.tree[state, key("counters"), key("num_env_steps_sampled")]
     assert steps == ValueLeaf(4000, "counter")
-    golden(str(found.writer))
-    assert len(found.files) == 4
+    golden(str(checkpoint.writer))
+    assert len(checkpoint.files) == 4
 
 
 def test_a_policy_s_folder_or_file_alone(tmp_path):
     top = Path(algorithm(tmp_path)) / "policies" / POLICY
     for path in (top, top / "policy_state.pkl", top / "rllib_checkpoint.json"):
-        found = open_checkpoint(str(path))
-        assert found.format == "rllib"
-        assert f"weights/{POLICY}/fc_1/kernel" in tensors(found.tree)
+        checkpoint = open_checkpoint(str(path))
+        assert checkpoint.format == "rllib"
+        assert f"weights/{POLICY}/fc_1/kernel" in tensors(checkpoint.tree)
 
 
 def test_modules_of_version_2(tmp_path):
@@ -249,8 +249,8 @@ def test_modules_of_version_2(tmp_path):
     put(tmp_path, json.dumps({"checkpoint_version": "2.1"}).encode(), "agent/rllib_checkpoint.json")
     put(tmp_path, dumps({"pi.net.mlp.0.weight": np.ones((4, 3), "f4")}), f"{module}/module_state.pkl")
     put(tmp_path, dumps({"optimizer": {}}), "agent/learner_group/learner/state.pkl")
-    found = open_checkpoint(str(tmp_path / "agent"))
-    [(path, leaf)] = tensors(found.tree).items()
+    checkpoint = open_checkpoint(str(tmp_path / "agent"))
+    [(path, leaf)] = tensors(checkpoint.tree).items()
     assert path.endswith("rl_module/default_policy/pi/net/mlp/0/weight")
     assert leaf.role == "parameter"
 
@@ -276,9 +276,9 @@ def test_pickles_that_act_are_named_inside_the_worker_too(data, tmp_path, monkey
     monkeypatch.setattr(os, "getcwd", lambda: acted.append(1) or "/")
     for filling in (b"", b"N0" * 64):
         path = put(tmp_path, dumps({"worker": b"\x80\x04" + filling + data}), "checkpoint-1")
-        found = open_checkpoint(path)
-        [name] = dangerous_calls(found.code_references)
-        assert any(name in note for note in audit_notes(found.code_references))
+        checkpoint = open_checkpoint(path)
+        [name] = dangerous_calls(checkpoint.code_references)
+        assert any(name in note for note in audit_notes(checkpoint.code_references))
     assert not acted
 
 

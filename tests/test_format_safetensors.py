@@ -109,10 +109,10 @@ def test_what_the_library_writes_is_read(tmp_path: Path, rows: list[Any], data: 
     file = tmp_path / "x.safetensors"
     metadata = {"a": "b"} if data.draw(st.booleans()) else None
     referee.save_file(tensors, file, metadata)
-    found = open_checkpoint(str(file))
-    assert (found.format, found.integrity) == ("safetensors", "none")
-    assert found.details == ({"metadata": metadata} if metadata else {})
-    named = {leaf.key: leaf for _, leaf in found.tree.tensors()}
+    checkpoint = open_checkpoint(str(file))
+    assert (checkpoint.format, checkpoint.integrity) == ("safetensors", "none")
+    assert checkpoint.details == ({"metadata": metadata} if metadata else {})
+    named = {leaf.key: leaf for _, leaf in checkpoint.tree.tensors()}
     assert named.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert named[name].dtype == str(tensor.dtype).removeprefix("torch.")
@@ -137,21 +137,21 @@ def test_tied_weights_that_the_library_left_out_are_aliases(tmp_path: Path, gold
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     model[1].weight = model[0].weight
     referee.save_model(model, str(tmp_path / "x.safetensors"), {"format": "pt", "step": "3"})
-    found = open_checkpoint(str(tmp_path / "x.safetensors"))
-    assert [(display(p), [a.key for a in rest]) for p, rest in found.tree.aliases.items()] == [
+    checkpoint = open_checkpoint(str(tmp_path / "x.safetensors"))
+    assert [(display(p), [a.key for a in rest]) for p, rest in checkpoint.tree.aliases.items()] == [
         ("0/weight", ["1.weight"])
     ]
-    assert found.details == {"metadata": {"format": "pt", "step": "3"}}
-    assert len(digest_checkpoint(found).tensors) == 4
-    golden("\n".join(found.notes))
+    assert checkpoint.details == {"metadata": {"format": "pt", "step": "3"}}
+    assert len(digest_checkpoint(checkpoint).tensors) == 4
+    golden("\n".join(checkpoint.notes))
 
 
 def test_types_smaller_than_a_byte_and_unknown_ones_are_listed(tmp_path: Path, golden: Golden) -> None:
     header = {"a": entry(0, 3, "F4", [2, 3]), "b": entry(3, 6, "F6_E2M3", [4]), "c": entry(6, 8, "Q7", [1])}
-    found = open_checkpoint(put(tmp_path, header, bytes(8)))
-    said = [leaf.value for _, leaf in found.tree.plain()]
-    assert said == [Record("safetensors.Tensor", text) for text in ("F4[2, 3]", "F6_E2M3[4]", "Q7[1]")]
-    golden("\n".join(found.notes))
+    checkpoint = open_checkpoint(put(tmp_path, header, bytes(8)))
+    values = [leaf.value for _, leaf in checkpoint.tree.plain()]
+    assert values == [Record("safetensors.Tensor", text) for text in ("F4[2, 3]", "F6_E2M3[4]", "Q7[1]")]
+    golden("\n".join(checkpoint.notes))
     with pytest.raises(FormatError) as caught:
         open_checkpoint(put(tmp_path, {"a": entry(0, 3, "F4", [5])}, bytes(3)))
     golden(caught.value)
@@ -292,11 +292,11 @@ def test_many_tensors_are_listed_in_linear_time(tmp_path: Path) -> None:
 def test_any_tree_comes_back_and_the_library_reads_its_tensors(tmp_path: Path, tree: Tree) -> None:
     file = str(tmp_path / "x.safetensors")
     save(tree, file, force=True, sync=False)
-    found = open_checkpoint(file)
-    assert same(found.tree, tree)
+    checkpoint = open_checkpoint(file)
+    assert same(checkpoint.tree, tree)
     with safetensors.safe_open(file, "pt") as library:
-        assert set(library.keys()) == {leaf.key for _, leaf in found.tree.tensors()}
-        for _, tensor in found.tree.tensors():
+        assert set(library.keys()) == {leaf.key for _, leaf in checkpoint.tree.tensors()}
+        for _, tensor in checkpoint.tree.tensors():
             read = library.get_tensor(tensor.key).contiguous()
             assert str(read.dtype).removeprefix("torch.") == tensor.dtype
             assert tuple(read.shape) == tensor.shape
@@ -367,9 +367,9 @@ def test_torchs_file_there_and_back_is_the_same_file(tmp_path: Path, middle: str
     again = str(tmp_path / "d.pt")
     convert(first, again)
     assert Path(again).read_bytes() == Path(back).read_bytes()
-    mine, theirs = (torch.load(file, weights_only=True) for file in (back, first))
-    assert mine["optimizer"]["param_groups"] == theirs["optimizer"]["param_groups"]
-    assert mine["model"]._metadata == theirs["model"]._metadata
+    mine, reference = (torch.load(file, weights_only=True) for file in (back, first))
+    assert mine["optimizer"]["param_groups"] == reference["optimizer"]["param_groups"]
+    assert mine["model"]._metadata == reference["model"]._metadata
     assert mine["model"]["tied.weight"].data_ptr() == mine["model"]["0.weight"].data_ptr()
 
 
@@ -387,9 +387,9 @@ def test_parameters_are_parameters_again(tmp_path: Path) -> None:
     torch.save(dict(torch.nn.Linear(2, 3).named_parameters()), tmp_path / "a.pt")
     for end in ("safetensors", "npz"):
         convert(str(tmp_path / "a.pt"), str(tmp_path / f"a.{end}"))
-        found = open_checkpoint(str(tmp_path / f"a.{end}")).tree
-        assert same(found, open_checkpoint(str(tmp_path / "a.pt")).tree)
-        assert all(leaf.trainable for _, leaf in found.tensors())
+        tree = open_checkpoint(str(tmp_path / f"a.{end}")).tree
+        assert same(tree, open_checkpoint(str(tmp_path / "a.pt")).tree)
+        assert all(leaf.trainable for _, leaf in tree.tensors())
 
 
 def test_aliases_are_recorded_as_the_library_does(tmp_path: Path) -> None:
@@ -429,8 +429,8 @@ def test_names_that_would_be_one_are_spelled_apart(tmp_path: Path) -> None:
         }
     )
     save(tree, str(tmp_path / "x.safetensors"))
-    found = open_checkpoint(str(tmp_path / "x.safetensors"))
-    assert same(found.tree, tree)
+    checkpoint = open_checkpoint(str(tmp_path / "x.safetensors"))
+    assert same(checkpoint.tree, tree)
     assert len(referee.load_file(tmp_path / "x.safetensors")) == 6
 
 
@@ -458,9 +458,9 @@ def test_a_record_that_is_damaged_or_anothers_is_not_used(
 ) -> None:
     metadata = {"ckpttool.tree": record}
     referee.save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors", metadata)
-    found = open_checkpoint(str(tmp_path / "x.safetensors"))
-    assert list(found.tree) == [(key("w"),)]
-    golden("\n".join(found.notes))
+    checkpoint = open_checkpoint(str(tmp_path / "x.safetensors"))
+    assert list(checkpoint.tree) == [(key("w"),)]
+    golden("\n".join(checkpoint.notes))
 
 
 def test_an_agent_of_tensorflow_becomes_torchs(tmp_path: Path) -> None:
@@ -495,10 +495,10 @@ def test_values_and_containers_are_as_they_were(tmp_path: Path) -> None:
         containers={(): Container("OrderedDict", None, {"_metadata": OrderedDict([("", {"version": 1})])})},
     )
     save(tree, str(tmp_path / "x.safetensors"))
-    found = open_checkpoint(str(tmp_path / "x.safetensors")).tree
-    assert same(found, tree)
-    assert found.containers == tree.containers
-    assert type(found.containers[()].state["_metadata"]) is OrderedDict  # type: ignore[index]
+    read_back = open_checkpoint(str(tmp_path / "x.safetensors")).tree
+    assert same(read_back, tree)
+    assert read_back.containers == tree.containers
+    assert type(read_back.containers[()].state["_metadata"]) is OrderedDict  # type: ignore[index]
 
 
 def test_every_claim_is_cheap(tmp_path: Path) -> None:
@@ -513,10 +513,10 @@ def test_real_files_are_read(corpus: Path) -> None:
     files = list((corpus / "torch").rglob("*.safetensors"))
     assert files
     for file in files:
-        found = open_checkpoint(str(file))
+        checkpoint = open_checkpoint(str(file))
         expected = referee.load_file(file)
-        assert {leaf.key for _, leaf in found.tree.tensors()} == expected.keys()
-        for _, tensor in found.tree.tensors():
+        assert {leaf.key for _, leaf in checkpoint.tree.tensors()} == expected.keys()
+        for _, tensor in checkpoint.tree.tensors():
             assert np.array_equal(tensor.array(), expected[tensor.key].numpy())
 
 
@@ -529,14 +529,14 @@ def test_an_integer_that_python_would_not_print_is_not_written(tmp_path: Path, g
 
 
 def test_looking_loads_no_numpy(tmp_path: Path) -> None:
-    made = [str(tmp_path / f"x.{end}") for end in ("safetensors", "npz")]
-    for file in made:
+    files = [str(tmp_path / f"x.{end}") for end in ("safetensors", "npz")]
+    for file in files:
         convert(str(TORCH_SAMPLE), file)
     code = (
         "import sys, ckpttool; [ckpttool.summary(path) for path in sys.argv[1:]];"
         "print(sorted({'numpy', 'ml_dtypes', 'torch', 'safetensors', 'pickle'} & set(sys.modules)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *made], capture_output=True, text=True, cwd=ROOT, check=False
+        [sys.executable, "-c", code, *files], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -66,7 +66,7 @@ def concrete(name: str, *captured: int) -> bytes:
 
 
 def objects(*nodes: bytes, functions: bytes = b"") -> bytes:
-    return field(7, b"".join(field(1, each) for each in nodes) + functions)
+    return field(7, b"".join(field(1, item) for item in nodes) + functions)
 
 
 LAYER = json.dumps(
@@ -211,8 +211,8 @@ def test_names_roles_and_what_is_trained(tmp_path: Path) -> None:
 
 def test_layers_are_plain_facts(tmp_path: Path) -> None:
     containers = tf_saved_model.read(make(tmp_path)).tree.containers
-    found = {tuple(step.value for step in path): (c.kind, c.name, c.state) for path, c in containers.items()}
-    assert found == {
+    result = {tuple(step.value for step in path): (c.kind, c.name, c.state) for path, c in containers.items()}
+    assert result == {
         ("layer",): (
             "module",
             "Dense",
@@ -269,14 +269,14 @@ def test_details(tmp_path: Path) -> None:
 
 
 def test_newer_keras_describes_layers_in_a_file_of_its_own(tmp_path: Path, golden: Golden) -> None:
-    told = field(2, 1) + field(3, "root.layer") + field(4, "_tf_keras_layer")
+    record = field(2, 1) + field(3, "root.layer") + field(4, "_tf_keras_layer")
     wrong = field(2, 2) + field(4, "_tf_keras_layer") + field(5, LAYER)  # object 2 is an optimizer
     newer = json.dumps({"class_name": "Own>Layer", "config": {"epsilon": 1e-3, "limit": float("inf")}})
-    (tmp_path / "keras_metadata.pb").write_bytes(field(1, told + field(5, newer)) + field(1, wrong))
+    (tmp_path / "keras_metadata.pb").write_bytes(field(1, record + field(5, newer)) + field(1, wrong))
     checkpoint = tf_saved_model.read(make(tmp_path))
-    found = {path[-1].value: (c.name, c.state) for path, c in checkpoint.tree.containers.items()}
-    assert found["layer"] == ("Layer", {"epsilon": 1e-3, "limit": "inf"})
-    assert "optimizer" not in found
+    modules = {path[-1].value: (c.name, c.state) for path, c in checkpoint.tree.containers.items()}
+    assert modules["layer"] == ("Layer", {"epsilon": 1e-3, "limit": "inf"})
+    assert "optimizer" not in modules
     (tmp_path / "keras_metadata.pb").write_bytes(b"\x0a\xff\xff\xff\xff\x07")
     checkpoint = tf_saved_model.read(str(tmp_path))
     golden("\n".join(checkpoint.notes))
@@ -587,10 +587,10 @@ def test_many_assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Go
 def test_any_damage_is_a_note_or_an_error_of_ours(tmp_path: Path) -> None:
     """Truncations and changed bytes of graphs of both kinds, and of Keras's descriptions."""
     dice = random.Random(5)
-    told = field(1, field(2, 1) + field(4, "_tf_keras_layer") + field(5, LAYER))
+    facts = field(1, field(2, 1) + field(4, "_tf_keras_layer") + field(5, LAYER))
     folder = make(tmp_path)
     values = {key: hashlib.sha256(value).hexdigest() for key, value in VALUES.items()}
-    for name, whole in (("saved_model.pb", PB), ("saved_model.pb", version1()), ("keras_metadata.pb", told)):
+    for name, whole in (("saved_model.pb", PB), ("saved_model.pb", version1()), ("keras_metadata.pb", facts)):
         damages = [whole[:length] for length in range(0, len(whole), 29)]
         for _ in range(60):
             damaged = bytearray(whole)
@@ -603,10 +603,10 @@ def test_any_damage_is_a_note_or_an_error_of_ours(tmp_path: Path) -> None:
             (tmp_path / name).write_bytes(damage)
             checkpoint = tf_saved_model.read(folder)
             json.dumps(checkpoint.details)
-            found = leaves(checkpoint)
-            assert found.keys() == values.keys()
-            assert all(leaf.of is None or leaf.of in checkpoint.tree for leaf in found.values())
-        assert {k: hashlib.sha256(leaf.read()).hexdigest() for k, leaf in found.items()} == values
+            listed = leaves(checkpoint)
+            assert listed.keys() == values.keys()
+            assert all(leaf.of is None or leaf.of in checkpoint.tree for leaf in listed.values())
+        assert {k: hashlib.sha256(leaf.read()).hexdigest() for k, leaf in listed.items()} == values
 
 
 def long_graph(folder: Path, count: int) -> str:
@@ -675,37 +675,37 @@ without_keras2 = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("saved_models")
-    asked = ["build", *(["build_keras2"] if importlib.util.find_spec("tf_keras") else [])]
-    told = run_each(CHILD, dict.fromkeys(asked, folder))
-    return folder, told["build"] | {"keras2": told.get("build_keras2")}
+    programs = ["build", *(["build_keras2"] if importlib.util.find_spec("tf_keras") else [])]
+    facts = run_each(CHILD, dict.fromkeys(programs, folder))
+    return folder, facts["build"] | {"keras2": facts.get("build_keras2")}
 
 
 @pytest.fixture(scope="module")
 def keras2(written: tuple[Path, dict[str, Any]]) -> tuple[Path, dict[str, Any]]:
-    folder, told = written
-    return folder / "keras2", told["keras2"]
+    folder, facts = written
+    return folder / "keras2", facts["keras2"]
 
 
 def require_same_tensors(checkpoint: Checkpoint, tensors: dict[str, str]) -> None:
-    found = {key: hashlib.sha256(leaf.read()).hexdigest() for key, leaf in leaves(checkpoint).items()}
-    assert found == tensors
+    digests = {key: hashlib.sha256(leaf.read()).hexdigest() for key, leaf in leaves(checkpoint).items()}
+    assert digests == tensors
 
 
-def require_same_objects(checkpoint: Checkpoint, told: dict[str, Any]) -> None:
-    require_same_tensors(checkpoint, told["tensors"])
+def require_same_objects(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
+    require_same_tensors(checkpoint, facts["tensors"])
     by_name = {leaf.name: leaf.trainable for _, leaf in checkpoint.tree.tensors()}
-    assert by_name == told["variables"]
+    assert by_name == facts["variables"]
     names = {checkpoint.tree.names[path]: leaf.name for path, leaf in checkpoint.tree.tensors()}
-    found = checkpoint.details["signatures"]
-    assert found.keys() == told["signatures"].keys()
-    for name, signature in told["signatures"].items():
+    signatures = checkpoint.details["signatures"]
+    assert signatures.keys() == facts["signatures"].keys()
+    for name, signature in facts["signatures"].items():
         for side in ("inputs", "outputs"):
             shown = {
                 key: [tensor["dtype"], [None if e == -1 else e for e in tensor["shape"]]]
-                for key, tensor in found[name][side].items()
+                for key, tensor in signatures[name][side].items()
             }
             assert shown == signature[side]
-        assert sorted(names[path] for path in found[name]["variables"]) == signature["variables"]
+        assert sorted(names[path] for path in signatures[name]["variables"]) == signature["variables"]
 
 
 @pytest.mark.tensorflow
@@ -726,9 +726,9 @@ def test_a_module_of_tensorflow(written: tuple[Path, dict[str, Any]]) -> None:
     assert roles["steps"] == "counter"
     assert roles["parts/1/w"] == "parameter"
     assert checkpoint.details["assets"] == ["words.txt"]
-    held = {f["object"]: f["captures"] for f in checkpoint.details["functions"].values()}
-    assert held["act"] == held["signatures/act"] == ["parts/0/w", "parts/0/b", "mean"]
-    assert held["value"] == ["parts/1/w"]
+    captures = {f["object"]: f["captures"] for f in checkpoint.details["functions"].values()}
+    assert captures["act"] == captures["signatures/act"] == ["parts/0/w", "parts/0/b", "mean"]
+    assert captures["value"] == ["parts/1/w"]
 
 
 @pytest.mark.tensorflow
@@ -743,39 +743,39 @@ def test_constants_of_tensorflow(written: tuple[Path, dict[str, Any]]) -> None:
 @without_tensorflow
 @without_keras2
 def test_what_keras_2_saved(keras2: tuple[Path, dict[str, Any]]) -> None:
-    folder, told = keras2
+    folder, facts = keras2
     checkpoint = open_checkpoint(str(folder))
     assert checkpoint.notes == ()
-    require_same_tensors(checkpoint, told["tensors"])
+    require_same_tensors(checkpoint, facts["tensors"])
     trained = [leaf.name for _, leaf in checkpoint.tree.tensors() if leaf.role == "parameter"]
-    assert sorted(map(str, trained)) == sorted(told["trained"])
+    assert sorted(map(str, trained)) == sorted(facts["trained"])
     for _, leaf in checkpoint.tree.tensors():
-        assert leaf.trainable is told["variables"].get(leaf.name, False), leaf.name
-    found = {c.state["layer"]: c for c in checkpoint.tree.containers.values() if isinstance(c.state, dict)}
-    for name, (kind, _) in told["layers"].items():
-        assert found[name].name == kind
-    states = {name: c.state for name, c in found.items()}
+        assert leaf.trainable is facts["variables"].get(leaf.name, False), leaf.name
+    modules = {c.state["layer"]: c for c in checkpoint.tree.containers.values() if isinstance(c.state, dict)}
+    for name, (kind, _) in facts["layers"].items():
+        assert modules[name].name == kind
+    states = {name: c.state for name, c in modules.items()}
     assert (states["one"]["units"], states["one"]["activation"]) == (4, "relu")
     assert states["norm"]["epsilon"] == 0.01
     assert states["leak"]["alpha"] == 0.25
     signature = checkpoint.details["signatures"]["serving_default"]
-    assert len(signature["variables"]) == len(told["signatures"]["serving_default"]["variables"]) == 8
+    assert len(signature["variables"]) == len(facts["signatures"]["serving_default"]["variables"]) == 8
 
 
 @pytest.mark.tensorflow
 @without_tensorflow
 @pytest.mark.parametrize("name", ["simple", "several"])
 def test_what_tensorflow_1_loads(written: tuple[Path, dict[str, Any]], name: str) -> None:
-    told = written[1][name]
+    facts = written[1][name]
     checkpoint = open_checkpoint(str(written[0] / name))
     assert checkpoint.notes == ()
-    require_same_tensors(checkpoint, told["tensors"])
+    require_same_tensors(checkpoint, facts["tensors"])
     by_name = {leaf.name: leaf.trainable for _, leaf in checkpoint.tree.tensors()}
-    whole = {variable.split("/part_")[0]: trained for variable, trained in told["variables"].items()}
+    whole = {variable.split("/part_")[0]: trained for variable, trained in facts["variables"].items()}
     assert by_name == whole
     names = {checkpoint.tree.names[path]: leaf.name for path, leaf in checkpoint.tree.tensors()}
     signatures = checkpoint.details["signatures"]
-    for signature, used in told["used"].items():
+    for signature, used in facts["used"].items():
         mine = signatures.get(f"{signature} (serve)", signatures[signature])
         assert {names[path] for path in mine["variables"]} == {n.split("/part_")[0] for n in used}
 
@@ -783,8 +783,8 @@ def test_what_tensorflow_1_loads(written: tuple[Path, dict[str, Any]], name: str
 @pytest.mark.tensorflow
 @without_tensorflow
 def test_initializers_and_tags(written: tuple[Path, dict[str, Any]]) -> None:
-    found = open_checkpoint(str(written[0] / "simple")).details
-    assert found["initializers"] == {
+    details = open_checkpoint(str(written[0] / "simple")).details
+    assert details["initializers"] == {
         "net/w": "TruncatedNormal",
         "net/b": "Const",
         "u": "RandomUniform",
@@ -800,11 +800,11 @@ def test_initializers_and_tags(written: tuple[Path, dict[str, Any]]) -> None:
 
 def told(truth: Any) -> dict[str, Any]:
     """The tensors in a truth file, by key, wherever they are."""
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for name, value in truth.items() if isinstance(truth, dict) else ():
         if isinstance(value, dict):
-            found |= {name: value} if "sha256" in value else told(value)
-    return found
+            tensors |= {name: value} if "sha256" in value else told(value)
+    return tensors
 
 
 @pytest.mark.corpus
@@ -815,11 +815,11 @@ def test_golden_corpus() -> None:
         folder = str(truth).removesuffix(".truth.json")
         if not os.path.isdir(folder):
             continue
-        found = leaves(open_checkpoint(folder))
+        listed = leaves(open_checkpoint(folder))
         for name, fact in told(json.loads(truth.read_text())).items():
             if name != "_CHECKPOINTABLE_OBJECT_GRAPH":
-                assert hashlib.sha256(found[name].read()).hexdigest() == fact["sha256"]
-                assert found[name].trainable is not None
+                assert hashlib.sha256(listed[name].read()).hexdigest() == fact["sha256"]
+                assert listed[name].trainable is not None
                 checked += 1
     assert checked > 40
 
@@ -827,9 +827,9 @@ def test_golden_corpus() -> None:
 @pytest.mark.corpus
 @pytest.mark.skipif(not SAVED.is_dir(), reason="the shared corpus is not beside the project")
 def test_signatures_of_the_corpus() -> None:
-    found = open_checkpoint(str(SAVED / "tf_java_1" / "saved_model")).details
-    assert found["assets"] == ["foo.txt"]
-    used = {name: signature["variables"] for name, signature in found["signatures"].items()}
+    details = open_checkpoint(str(SAVED / "tf_java_1" / "saved_model")).details
+    assert details["assets"] == ["foo.txt"]
+    used = {name: signature["variables"] for name, signature in details["signatures"].items()}
     assert used["serving_default"] == ["a", "b"]
     assert used["regress_x2_to_y3"] == ["a", "c"]
     bare = open_checkpoint(str(SAVED / "serving_tf_text_regression" / "01"))

@@ -71,16 +71,16 @@ class TestSharded(WritingContract):
 def test_all_shards_are_one_checkpoint(tmp_path: Path, end: str, by: str) -> None:
     index = put(tmp_path / "model", end)
     named = str(index if by == "index" else index.parent)
-    found = open_checkpoint(named)
-    assert (found.format, found.path) == ("sharded", named)
-    assert found.files[0].path == str(index)
-    assert found.integrity == ("none" if end == "safetensors" else "crc32")
-    assert len(found.files) == 4
+    checkpoint = open_checkpoint(named)
+    assert (checkpoint.format, checkpoint.path) == ("sharded", named)
+    assert checkpoint.files[0].path == str(index)
+    assert checkpoint.integrity == ("none" if end == "safetensors" else "crc32")
+    assert len(checkpoint.files) == 4
     expected = tensors()
-    assert {leaf.key: path for path, leaf in found.tree.tensors()} == {
+    assert {leaf.key: path for path, leaf in checkpoint.tree.tensors()} == {
         name: (key(name),) for name in expected
     }
-    for _, leaf in found.tree.tensors():
+    for _, leaf in checkpoint.tree.tensors():
         assert torch.equal(torch.from_numpy(leaf.array().copy()), expected[leaf.key])
 
 
@@ -105,20 +105,20 @@ def test_shards_become_one_file(tmp_path: Path, target: str) -> None:
 def test_a_folder_with_one_file_of_weights_stands_for_it(tmp_path: Path, name: str) -> None:
     write(tensors(), tmp_path / name)
     (tmp_path / "config.json").write_text("{}")
-    found = open_checkpoint(str(tmp_path))
-    assert found.path == str(tmp_path / name)
-    assert found.format == ("safetensors" if name.startswith("model") else "pytorch")
-    assert len(found.tree) == 8
+    checkpoint = open_checkpoint(str(tmp_path))
+    assert checkpoint.path == str(tmp_path / name)
+    assert checkpoint.format == ("safetensors" if name.startswith("model") else "pytorch")
+    assert len(checkpoint.tree) == 8
 
 
 def test_a_missing_shard_is_named(tmp_path: Path, golden: Golden) -> None:
     index = put(tmp_path)
     gone = "model-00002-of-00003.safetensors"
     os.unlink(tmp_path / gone)
-    found = open_checkpoint(str(index))
-    assert len(found.tree) == 8
-    golden("\n".join(found.notes))
-    lost = [leaf for _, leaf in found.tree.tensors() if leaf.dtype == "unknown"]
+    checkpoint = open_checkpoint(str(index))
+    assert len(checkpoint.tree) == 8
+    golden("\n".join(checkpoint.notes))
+    lost = [leaf for _, leaf in checkpoint.tree.tensors() if leaf.dtype == "unknown"]
     assert {leaf.key for leaf in lost} == {"layers.1.weight", "layers.4.weight", "layers.7.weight"}
     with pytest.raises(TruncatedError, match=gone):
         lost[0].read()
@@ -134,11 +134,11 @@ def test_what_the_index_does_not_name_is_listed_and_noted(tmp_path: Path, golden
     file = tmp_path / "model-00001-of-00003.safetensors"
     # One tensor more, and one that the index gives to another shard.
     write({**referee.load_file(file), "extra": torch.ones(1), "layers.1.weight": torch.zeros(2, 2)}, file)
-    found = open_checkpoint(str(index))
-    assert len(found.tree) == 9
-    golden("\n".join(found.notes))
+    saved = open_checkpoint(str(index))
+    assert len(saved.tree) == 9
+    golden("\n".join(saved.notes))
     assert torch.equal(
-        torch.from_numpy(found.tree[key("layers.1.weight"),].array().copy()), tensors()["layers.1.weight"]
+        torch.from_numpy(saved.tree[key("layers.1.weight"),].array().copy()), tensors()["layers.1.weight"]
     )
 
 
@@ -150,9 +150,9 @@ def test_names_that_share_a_tensor_in_a_shard_are_aliases(tmp_path: Path) -> Non
     document = json.loads(index.read_text())
     document["weight_map"]["tied"] = file.name
     index.write_text(json.dumps(document))
-    found = open_checkpoint(str(index))
-    assert found.notes == ()
-    assert [alias.key for alias in found.tree.aliases[key("layers.0.weight"),]] == ["tied"]
+    checkpoint = open_checkpoint(str(index))
+    assert checkpoint.notes == ()
+    assert [alias.key for alias in checkpoint.tree.aliases[key("layers.0.weight"),]] == ["tied"]
 
 
 def test_a_tensor_that_its_shard_lacks(tmp_path: Path, golden: Golden) -> None:
@@ -209,9 +209,9 @@ def test_an_index_is_no_shard_of_its_own(tmp_path: Path) -> None:
 def test_of_both_forms_the_one_that_transformers_takes(tmp_path: Path, golden: Golden) -> None:
     put(tmp_path, "bin")
     index = put(tmp_path, "safetensors")
-    found = open_checkpoint(str(tmp_path))
-    assert found.files[0].path == str(index)
-    golden("\n".join(found.notes))
+    checkpoint = open_checkpoint(str(tmp_path))
+    assert checkpoint.files[0].path == str(index)
+    golden("\n".join(checkpoint.notes))
 
 
 def test_several_indexes_are_named(tmp_path: Path) -> None:

@@ -52,13 +52,13 @@ def box(size: int, high: float) -> Any:
 
 def variables() -> dict[str, np.ndarray]:
     generator = np.random.default_rng(7)
-    made = {}
+    arrays = {}
     for net in ("model", "target"):
         for layer, shape in LAYERS.items():
-            made[f"{net}/{layer}/kernel:0"] = generator.normal(size=shape).astype("f4")
-            made[f"{net}/{layer}/bias:0"] = generator.normal(size=shape[1]).astype("f4")
-    made["model/log_ent_coef:0"] = np.float32(-1.5)
-    return made
+            arrays[f"{net}/{layer}/kernel:0"] = generator.normal(size=shape).astype("f4")
+            arrays[f"{net}/{layer}/bias:0"] = generator.normal(size=shape[1]).astype("f4")
+    arrays["model/log_ent_coef:0"] = np.float32(-1.5)
+    return arrays
 
 
 def settings_() -> dict[str, Any]:
@@ -76,16 +76,16 @@ def settings_() -> dict[str, Any]:
 
 def serialized(data: dict[str, Any]) -> bytes:
     """As save_util.py's data_to_json: what JSON cannot hold is a pickle in base64."""
-    made = {}
+    settings = {}
     for name, value in data.items():
         try:
             json.dumps(value)
-            made[name] = value
+            settings[name] = value
         except TypeError:
             with importable(BOX, POLICY):
                 text = base64.b64encode(pickle.dumps(value, 4)).decode()
-            made[name] = {":type:": str(type(value)), ":serialized:": text, "shown": "text"}
-    return json.dumps(made, indent=4).encode()
+            settings[name] = {":type:": str(type(value)), ":serialized:": text, "shown": "text"}
+    return json.dumps(settings, indent=4).encode()
 
 
 def zipped(
@@ -153,16 +153,16 @@ class TestPlainPickle(WithoutChecksums):
 
 
 def test_a_zip_is_listed_by_name(tmp_path, golden):
-    found = open_checkpoint(put(tmp_path, zipped()))
+    checkpoint = open_checkpoint(put(tmp_path, zipped()))
     names = list(variables())
-    tensors = [(display(path), leaf) for path, leaf in found.tree.tensors()]
+    tensors = [(display(path), leaf) for path, leaf in checkpoint.tree.tensors()]
     assert [leaf.key for _, leaf in tensors[: len(names)]] == names
     assert [path for path, _ in tensors[: len(names)]] == [name.removesuffix(":0") for name in names]
     for (_, leaf), array in zip(tensors, variables().values(), strict=False):
         np.testing.assert_array_equal(leaf.array(), array)
         assert leaf.role == "parameter"
-    assert (found.format, found.integrity) == ("stable_baselines2", "crc32")
-    golden("\n".join(found.notes))
+    assert (checkpoint.format, checkpoint.integrity) == ("stable_baselines2", "crc32")
+    golden("\n".join(checkpoint.notes))
 
 
 @pytest.mark.parametrize("make", [lambda: zipped(), lambda: pickled(variables())], ids=["zip", "pickle"])
@@ -240,9 +240,9 @@ def test_saved_statistics(tmp_path):
     value = instance(MEAN_STD, mean=np.zeros(20), var=np.ones(20), count=100.0)
     with importable(MEAN_STD):
         path = put(tmp_path, pickle.dumps(value, 4), "obs_rms.pkl")
-    found = open_checkpoint(path)
-    assert found.format == "stable_baselines2"
-    assert [(display(at), leaf.role) for at, leaf in found.tree.tensors()] == [
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.format == "stable_baselines2"
+    assert [(display(at), leaf.role) for at, leaf in checkpoint.tree.tensors()] == [
         ("mean", "buffer"),
         ("var", "buffer"),
     ]
@@ -266,9 +266,9 @@ def test_arrays_of_other_layouts(tmp_path):
         "true": np.bool_(True),
     }
     for protocol in (2, 3, 4, 5):
-        found = arrays_of(put(tmp_path, pickle.dumps(arrays, protocol), "x.pkl"))
+        read_back = arrays_of(put(tmp_path, pickle.dumps(arrays, protocol), "x.pkl"))
         for name, array in arrays.items():
-            np.testing.assert_array_equal(found[name], array, name)
+            np.testing.assert_array_equal(read_back[name], array, name)
 
 
 def test_objects_text_and_records_are_shown_not_decoded(tmp_path):
@@ -295,10 +295,10 @@ def test_pickles_that_act_are_listed_and_named(data, tmp_path, monkeypatch, gold
     plain = b"\x80\x02" + data
     text = json.dumps({"x": {":type:": "", ":serialized:": base64.b64encode(plain).decode()}}).encode()
     for name, content in (("a.pkl", hidden), ("b.pkl", plain), ("c.zip", zipped(data=text))):
-        found = open_checkpoint(put(tmp_path, content, name))
-        [called_by_it] = dangerous_calls(found.code_references)
-        assert any(called_by_it in note for note in audit_notes(found.code_references))
-        golden("\n".join(audit_notes(found.code_references)))
+        checkpoint = open_checkpoint(put(tmp_path, content, name))
+        [called_by_it] = dangerous_calls(checkpoint.code_references)
+        assert any(called_by_it in note for note in audit_notes(checkpoint.code_references))
+        golden("\n".join(audit_notes(checkpoint.code_references)))
     assert not acted
 
 
@@ -357,13 +357,13 @@ def test_archives_that_do_not_fit_together(change, error, tmp_path, golden):
 
 
 def test_arrays_that_are_not_listed_are_told(tmp_path, golden):
-    found = open_checkpoint(put(tmp_path, zipped(names=b'["model/log_ent_coef:0"]')))
-    golden(found.notes[-1])
+    checkpoint = open_checkpoint(put(tmp_path, zipped(names=b'["model/log_ent_coef:0"]')))
+    golden(checkpoint.notes[-1])
 
 
 def test_arrays_that_are_no_tensors_are_shown(tmp_path):
-    found = open_checkpoint(put(tmp_path, zipped({"a:0": np.ones(2), "names": np.array(["x"])}, b"{}")))
-    assert found.tree[attr("params"), key("names")] == ValueLeaf(Record("numpy.ndarray", "<U1[1]"))
+    checkpoint = open_checkpoint(put(tmp_path, zipped({"a:0": np.ones(2), "names": np.array(["x"])}, b"{}")))
+    assert checkpoint.tree[attr("params"), key("names")] == ValueLeaf(Record("numpy.ndarray", "<U1[1]"))
 
 
 def test_a_cut_zip_is_said_to_be_cut(tmp_path, golden):
@@ -385,8 +385,8 @@ def test_other_files_are_not_claimed(tmp_path):
 @pytest.mark.parametrize("name", ["td3_BipedalWalker-v2.zip", "her_FetchReach-v1.pkl", "dqn_CartPole-v1.pkl"])
 def test_real_agents(name):
     truth = json.loads((ZOO / f"{name}.truth.json").read_text())["tensors"]
-    found = open_checkpoint(str(ZOO / name))
-    rows = {(row.key, row.sha256) for row in digest_checkpoint(found).tensors}
+    checkpoint = open_checkpoint(str(ZOO / name))
+    rows = {(row.key, row.sha256) for row in digest_checkpoint(checkpoint).tensors}
     sums = {sha for _, sha in rows}
     for stored, tensor in truth.items():
         assert (stored, tensor["sha256"]) in rows or (stored.startswith("[") and tensor["sha256"] in sums)

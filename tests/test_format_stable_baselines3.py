@@ -52,8 +52,8 @@ class TestOldZip(FormatContract):
     module = stable_baselines2
 
     def make(self, folder: Path) -> str:
-        found = {"tensors": {"log_ent_coef": torch.zeros(1)}, **sb3.states(sb3.sac())}
-        return sb3.put(folder / "old.zip", sb3.members(found, sb3.settings(sb3.SAC_POLICY), version=None))
+        contents = {"tensors": {"log_ent_coef": torch.zeros(1)}, **sb3.states(sb3.sac())}
+        return sb3.put(folder / "old.zip", sb3.members(contents, sb3.settings(sb3.SAC_POLICY), version=None))
 
 
 def keys(path: str) -> dict[str, Leaf]:
@@ -63,10 +63,10 @@ def keys(path: str) -> dict[str, Leaf]:
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "stream"])
 def test_every_tensor_is_listed_under_its_member(legacy: bool, tmp_path: Path) -> None:
     module = sb3.td3()
-    found = sb3.states(module)
-    path = sb3.put(tmp_path / "a.zip", sb3.members(found, sb3.settings(sb3.TD3_POLICY), legacy=legacy))
+    states = sb3.states(module)
+    path = sb3.put(tmp_path / "a.zip", sb3.members(states, sb3.settings(sb3.TD3_POLICY), legacy=legacy))
     listed = keys(path)
-    for name, tensor in found["policy"].items():
+    for name, tensor in states["policy"].items():
         np.testing.assert_array_equal(listed[f"policy.pth.{name}"].array(), tensor.numpy())
     slot = listed["critic.optimizer.pth.state.3.exp_avg_sq"]
     np.testing.assert_array_equal(slot.array(), np.full(slot.shape, 3.5, "f4"))
@@ -90,51 +90,51 @@ def on_policy(tmp_path: Path, state: dict[str, Any], *, target: bool) -> dict[Tr
     names = ("q_net", "q_net_target")
     nets = {name: sb3.owner(q_net=sb3.mlp((3, 4, 2), torch.nn.ReLU)) for name in names}
     module = sb3.owner(**nets) if target else sb3.ppo()
-    found = {"policy": module.state_dict(), "policy.optimizer": state}
-    path = sb3.put(tmp_path / "a.zip", sb3.members(found, sb3.settings(sb3.ON_POLICY)))
+    contents = {"policy": module.state_dict(), "policy.optimizer": state}
+    path = sb3.put(tmp_path / "a.zip", sb3.members(contents, sb3.settings(sb3.ON_POLICY)))
     return {p: leaf.of for p, leaf in open_checkpoint(path).tree.tensors() if leaf.slot is not None}
 
 
 def test_the_optimizer_of_a_whole_policy(tmp_path: Path) -> None:
-    found = on_policy(tmp_path, sb3.adam(sb3.ppo()), target=False)
+    owners = on_policy(tmp_path, sb3.adam(sb3.ppo()), target=False)
     assert (
-        display(found[key("policy.optimizer"), key("state"), key(0), key("exp_avg")] or ())
+        display(owners[key("policy.optimizer"), key("state"), key(0), key("exp_avg")] or ())
         == "policy/log_std"
     )
     # DQN's is given the network alone, in files before version 2.4 its target as well.
     network = sb3.owner(q_net=sb3.owner(q_net=sb3.mlp((3, 4, 2), torch.nn.ReLU)))
-    found = on_policy(tmp_path, sb3.adam(network), target=True)
-    assert display(found[key("policy.optimizer"), key("state"), key(3), key("exp_avg")] or ()).startswith(
+    owners = on_policy(tmp_path, sb3.adam(network), target=True)
+    assert display(owners[key("policy.optimizer"), key("state"), key(3), key("exp_avg")] or ()).startswith(
         "policy/q_net/q_net/2"
     )
 
 
 def test_slots_that_fit_nothing_have_no_parameter(tmp_path: Path) -> None:
-    found = on_policy(tmp_path, sb3.adam(sb3.td3()), target=False)
-    assert set(found.values()) == {None}
+    owners = on_policy(tmp_path, sb3.adam(sb3.td3()), target=False)
+    assert set(owners.values()) == {None}
 
 
 def test_settings_are_values_and_objects_are_inert(tmp_path: Path, golden: Golden) -> None:
-    found = open_checkpoint(sb3.td3_agent(tmp_path / "a.zip"))
-    tree = found.tree
+    checkpoint = open_checkpoint(sb3.td3_agent(tmp_path / "a.zip"))
+    tree = checkpoint.tree
     assert tree[DATA, key("gamma")] == ValueLeaf(0.99)
     assert tree[DATA, key("policy_class")] == ValueLeaf(Record("stable_baselines3.td3.policies.TD3Policy"))
     low = tree[DATA, key("action_space"), attr("low")]
     assert isinstance(low, Leaf)
     assert (low.array().tolist(), low.role) == (list(sb3.LOW), "other")
     assert tree[attr("system_info"), key("OS")] == ValueLeaf("Linux 6.1")
-    assert found.writer == "Stable-Baselines3 2.9.2"
-    assert found.integrity == "crc32"
-    golden("\n".join(found.notes))
+    assert checkpoint.writer == "Stable-Baselines3 2.9.2"
+    assert checkpoint.integrity == "crc32"
+    golden("\n".join(checkpoint.notes))
 
 
 @pytest.mark.parametrize("policy", ["stable_baselines3.dqn.policies.DQNPolicy", "sbx.sac.policies.SACPolicy"])
 def test_other_algorithms_are_named(policy: str, tmp_path: Path, golden: Golden) -> None:
     text = base64.b64encode(b"\x80\x02c" + "\n".join(policy.rsplit(".", 1)).encode() + b"\n.").decode()
-    made = sb3.members({"policy": {}}, {})
-    made["data"] = json.dumps({"policy_class": {":type:": "", ":serialized:": text}}).encode()
-    found = open_checkpoint(sb3.put(tmp_path / "a.zip", made))
-    golden("\n".join(found.notes))
+    contents = sb3.members({"policy": {}}, {})
+    contents["data"] = json.dumps({"policy_class": {":type:": "", ":serialized:": text}}).encode()
+    checkpoint = open_checkpoint(sb3.put(tmp_path / "a.zip", contents))
+    golden("\n".join(checkpoint.notes))
 
 
 def test_networks_of_jax_are_tensors(tmp_path: Path) -> None:
@@ -149,9 +149,9 @@ def test_networks_of_jax_are_tensors(tmp_path: Path) -> None:
     policy = {"actor_state": {"params": {"Dense_0": {"kernel": Weights()}}}}
     with importable(rebuild):
         text = base64.b64encode(pickle.dumps(policy, 4)).decode()
-    made = sb3.members({}, {})
-    made["data"] = json.dumps({"policy": {":type:": "", ":serialized:": text}}).encode()
-    tensors = dict(open_checkpoint(sb3.put(tmp_path / "a.zip", made)).tree.tensors())
+    contents = sb3.members({}, {})
+    contents["data"] = json.dumps({"policy": {":type:": "", ":serialized:": text}}).encode()
+    tensors = dict(open_checkpoint(sb3.put(tmp_path / "a.zip", contents)).tree.tensors())
     assert [display(path) for path in tensors] == ["data/policy/actor_state/params/Dense_0/kernel"]
     (leaf,) = tensors.values()
     np.testing.assert_array_equal(leaf.array(), array)
@@ -161,12 +161,12 @@ def test_networks_of_jax_are_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("pickled", "name"), ACTING.values(), ids=ACTING)
 def test_settings_that_act_are_records(pickled: bytes, name: str, tmp_path: Path, golden: Golden) -> None:
     text = base64.b64encode(b"\x80\x04" + pickled).decode()
-    made = sb3.members(sb3.states(sb3.td3()), {})
-    made["data"] = json.dumps({"x": {":type:": "", ":serialized:": text}}).encode()
-    found = open_checkpoint(sb3.put(tmp_path / "a.zip", made))
-    assert any(name in note for note in audit_notes(found.code_references))
-    golden("\n".join(audit_notes(found.code_references)))
-    assert len([p for p, _ in found.tree.tensors() if p[0] == key("policy")]) == 28
+    contents = sb3.members(sb3.states(sb3.td3()), {})
+    contents["data"] = json.dumps({"x": {":type:": "", ":serialized:": text}}).encode()
+    checkpoint = open_checkpoint(sb3.put(tmp_path / "a.zip", contents))
+    assert any(name in note for note in audit_notes(checkpoint.code_references))
+    golden("\n".join(audit_notes(checkpoint.code_references)))
+    assert len([p for p, _ in checkpoint.tree.tensors() if p[0] == key("policy")]) == 28
 
 
 def test_a_folder_that_a_zip_was_unpacked_into(tmp_path: Path) -> None:
@@ -174,15 +174,15 @@ def test_a_folder_that_a_zip_was_unpacked_into(tmp_path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path / "unpacked")
     (tmp_path / "unpacked" / "policy.pth").chmod(0o600)
-    found = open_checkpoint(str(tmp_path / "unpacked"))
-    assert found.format == "stable_baselines3"
-    rows = {(row.key, row.sha256) for row in digest_checkpoint(found).tensors}
+    checkpoint = open_checkpoint(str(tmp_path / "unpacked"))
+    assert checkpoint.format == "stable_baselines3"
+    rows = {(row.key, row.sha256) for row in digest_checkpoint(checkpoint).tensors}
     assert rows == {(row.key, row.sha256) for row in digest_checkpoint(open_checkpoint(path)).tensors}
 
 
 def test_compressed_members_are_explained(tmp_path: Path, golden: Golden) -> None:
-    made = sb3.members(sb3.states(sb3.td3()), sb3.settings(sb3.TD3_POLICY))
-    path = sb3.put(tmp_path / "a.zip", made, zipfile.ZIP_DEFLATED)
+    contents = sb3.members(sb3.states(sb3.td3()), sb3.settings(sb3.TD3_POLICY))
+    path = sb3.put(tmp_path / "a.zip", contents, zipfile.ZIP_DEFLATED)
     with pytest.raises(UnsupportedError) as caught:
         open_checkpoint(path)
     golden(caught.value)
@@ -200,8 +200,8 @@ WRONG = {
 
 @pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
 def test_damage_is_one_sentence(change: dict[str, bytes], tmp_path: Path, golden: Golden) -> None:
-    made = sb3.members(sb3.states(sb3.td3()), sb3.settings(sb3.TD3_POLICY)) | change
-    path = sb3.put(tmp_path / "a.zip", made)
+    contents = sb3.members(sb3.states(sb3.td3()), sb3.settings(sb3.TD3_POLICY)) | change
+    path = sb3.put(tmp_path / "a.zip", contents)
     with pytest.raises(FormatError) as caught:
         open_checkpoint(path)
     golden(caught.value)
@@ -223,9 +223,9 @@ def test_the_checksum_of_an_archive_in_the_archive_is_verified(name: str, tmp_pa
 
 
 def test_members_of_other_kinds_are_named(tmp_path: Path, golden: Golden) -> None:
-    made = sb3.members(sb3.states(sb3.td3()), sb3.settings(sb3.TD3_POLICY)) | {"README.md": b"hello"}
-    found = open_checkpoint(sb3.put(tmp_path / "a.zip", made))
-    golden("\n".join(found.notes))
+    contents = sb3.members(sb3.states(sb3.td3()), sb3.settings(sb3.TD3_POLICY)) | {"README.md": b"hello"}
+    checkpoint = open_checkpoint(sb3.put(tmp_path / "a.zip", contents))
+    golden("\n".join(checkpoint.notes))
 
 
 def test_other_archives_are_not_claimed(tmp_path: Path) -> None:
@@ -272,9 +272,9 @@ def test_the_command_line_names_the_agent(golden: Golden) -> None:
 def test_statistics_alone_are_a_pickle_with_buffers(tmp_path: Path) -> None:
     space = sb3.box([-1.0], [1.0])
     path = sb3.statistics(tmp_path / "vecnormalize.pkl", observation_space=space, old_obs=np.zeros(3))
-    found = open_checkpoint(path)
-    assert found.format == "pickle"
-    roles = {display(path): leaf.role for path, leaf in found.tree.tensors()}
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.format == "pickle"
+    roles = {display(path): leaf.role for path, leaf in checkpoint.tree.tensors()}
     assert (roles["obs_rms/mean"], roles["obs_rms/var"]) == ("buffer", "buffer")
     assert "parameter" not in roles.values()
-    assert found.tree[attr("clip_obs"),] == ValueLeaf(5.0)
+    assert checkpoint.tree[attr("clip_obs"),] == ValueLeaf(5.0)

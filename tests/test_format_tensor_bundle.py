@@ -177,10 +177,10 @@ def test_what_tensorflow_reads(written: tuple[Path, dict[str, Any]], name: str) 
     folder, facts = written
     checkpoint = tf_bundle.read(str(folder / name))
     assert checkpoint.notes == ()
-    found = leaves(checkpoint)
-    assert found.keys() == facts[name].keys()
+    listed = leaves(checkpoint)
+    assert listed.keys() == facts[name].keys()
     for key, fact in facts[name].items():
-        leaf = pickle.loads(pickle.dumps(found[key]))
+        leaf = pickle.loads(pickle.dumps(listed[key]))
         assert (leaf.dtype, list(leaf.shape)) == (fact["dtype"], fact["shape"])
         data = leaf.read()
         if "strings" in fact:
@@ -215,8 +215,8 @@ def test_a_slice_of_no_tensor_is_a_tensor(tmp_path: Path) -> None:
     index = table([(b"", header()), (b"\0a", entry(1, shape(2), 0, len(data), masked(data)))])
     (tmp_path / "x.index").write_bytes(index)
     (tmp_path / "x.data-00000-of-00001").write_bytes(data)
-    found = tf_bundle.read(str(tmp_path / "x"))
-    assert [leaf.key for _, leaf in found.tree.tensors()] == ["\0a"]
+    checkpoint = tf_bundle.read(str(tmp_path / "x"))
+    assert [leaf.key for _, leaf in checkpoint.tree.tensors()] == ["\0a"]
 
 
 @pytest.mark.tensorflow
@@ -231,11 +231,11 @@ def test_more_than_one_block(written: tuple[Path, dict[str, Any]]) -> None:
 @without_tensorflow
 def test_slots_of_version_1_optimizers(written: tuple[Path, dict[str, Any]]) -> None:
     tree = tf_bundle.read(str(written[0] / "slots")).tree
-    found = {
+    roles = {
         "/".join(str(key.value) for key in path): (leaf.role, leaf.slot, leaf.of and leaf.of[0].value)
         for path, leaf in tree.tensors()
     }
-    assert found == {
+    assert roles == {
         "w": ("parameter", None, None),
         "b": ("parameter", None, None),
         "optimizer/beta1_power": ("other", None, None),
@@ -270,13 +270,13 @@ def tensor_bundle_or_error(prefix: str) -> Checkpoint | None:
 
 def _content(checkpoint: Checkpoint | None) -> dict[str, tuple[str, tuple[int, ...], str]]:
     """The content of what can be read; anything but our own errors escapes."""
-    found = {}
+    content = {}
     for key, leaf in {} if checkpoint is None else leaves(checkpoint).items():
         try:
-            found[key] = leaf.dtype, leaf.shape, sha256(leaf.read())
+            content[key] = leaf.dtype, leaf.shape, sha256(leaf.read())
         except CkpttoolError:
             continue
-    return found
+    return content
 
 
 @pytest.mark.corpus
@@ -290,27 +290,27 @@ def test_golden_corpus(kind: str) -> None:
             prefix += "/variables/variables"
         if not Path(f"{prefix}.index").is_file():
             continue
-        found = leaves(tf_bundle.read(prefix))
+        listed = leaves(tf_bundle.read(prefix))
         tensors = _tensors(json.loads(truth.read_text()))
         for key, fact in tensors.items():
             if key == "_CHECKPOINTABLE_OBJECT_GRAPH":
-                assert key not in found
+                assert key not in listed
                 continue
-            assert (found[key].dtype, list(found[key].shape)) == (fact["dtype"], fact["shape"])
+            assert (listed[key].dtype, list(listed[key].shape)) == (fact["dtype"], fact["shape"])
             if fact["dtype"] != "string":
-                assert sha256(found[key].read()) == fact["sha256"]
+                assert sha256(listed[key].read()) == fact["sha256"]
                 checked += 1
     assert checked
 
 
 def _tensors(truth: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for key, value in truth.items() if isinstance(truth, dict) else ():
         if isinstance(value, dict) and "dtype" in value and "shape" in value:
-            found[key] = value
+            tensors[key] = value
         elif isinstance(value, dict):
-            found.update(_tensors(value))
-    return found
+            tensors.update(_tensors(value))
+    return tensors
 
 
 # Which path means which checkpoint.
@@ -606,9 +606,9 @@ def test_compressed_blocks(folder: Path) -> None:
     compressed = bytes(cramjam.snappy.compress_raw(contents))
     (folder / "ckpt-1.index").write_bytes(W["table_of"]([compressed], [b"w"], kind=1))
     (folder / "ckpt-1.data-00000-of-00001").write_bytes(DATA[:4])
-    found = leaves(tf_bundle.read(str(folder / "ckpt-1")))
+    listed = leaves(tf_bundle.read(str(folder / "ckpt-1")))
     (folder / "ckpt-1.index").write_bytes(plain)
-    assert leaves(tf_bundle.read(str(folder / "ckpt-1")))["w"].read() == found["w"].read() == DATA[:4]
+    assert leaves(tf_bundle.read(str(folder / "ckpt-1")))["w"].read() == listed["w"].read() == DATA[:4]
 
 
 def halves(first: bytes, second: bytes) -> dict[bytes, bytes]:
@@ -621,9 +621,9 @@ def test_slices(tmp_path: Path) -> None:
     data = np.arange(8, dtype=np.float32).tobytes()
     first = entry(1, shape(2, 2), 16, 16, masked(data[16:]))
     second = entry(1, shape(2, 2), 0, 16, masked(data[:16]))
-    found = leaves(crafted(tmp_path, halves(first, second), data))
-    assert found.keys() == {"w"}
-    assert found["w"].array().tolist() == [[4, 5], [6, 7], [0, 1], [2, 3]]
+    listed = leaves(crafted(tmp_path, halves(first, second), data))
+    assert listed.keys() == {"w"}
+    assert listed["w"].array().tolist() == [[4, 5], [6, 7], [0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize("rows", [4, 5])
@@ -631,9 +631,9 @@ def test_a_tensor_without_all_of_its_slices_is_listed_only(tmp_path: Path, rows:
     data = np.arange(8, dtype=np.float32).tobytes()
     part = entry(1, shape(2, 2), 0, 16, masked(data[:16]))
     whole = entry(1, shape(rows, 2), 0, 0, b"\0" * 4, more=sliced(((0, 2), (0, None))))
-    found = leaves(crafted(tmp_path, {**halves(part, part), b"w": whole}, data))
+    listed = leaves(crafted(tmp_path, {**halves(part, part), b"w": whole}, data))
     with pytest.raises(FormatError) as caught:
-        found["w"].read()
+        listed["w"].read()
     golden(caught.value)
 
 
@@ -726,14 +726,14 @@ def test_configurations_of_layers(tmp_path: Path) -> None:
     configs = [json.dumps(config, sort_keys=True).encode() for config in (DENSE, NORM, LAMBDA)]
     checkpoint = with_configs(tmp_path, *configs)
     assert checkpoint.notes == ()
-    found = {display(path): container for path, container in checkpoint.tree.containers.items()}
+    containers = {display(path): container for path, container in checkpoint.tree.containers.items()}
     facts = {"layer": "hidden", "units": 4, "activation": "relu", "use_bias": True}
     facts |= {"batch_input_shape": [None, 3], "bias_initializer": "Zeros"}
-    assert found["l0"] == Container("module", "Dense", facts)
-    assert found["l1"] == Container(
+    assert containers["l0"] == Container("module", "Dense", facts)
+    assert containers["l1"] == Container(
         "module", "BatchNormalizationV1", {"layer": "bn", "axis": [1], "epsilon": 0.001}
     )
-    assert found["l2"] == Container("module", "Lambda", {"layer": "l"})
+    assert containers["l2"] == Container("module", "Lambda", {"layer": "l"})
     config = leaves(checkpoint)["l0/.ATTRIBUTES/OBJECT_CONFIG_JSON"]
     assert (config.role, config.strings()) == ("other", [configs[0]])
     roles = [leaf.role for _, leaf in checkpoint.tree.tensors()]

@@ -83,10 +83,10 @@ def test_what_tensorflow_reads(written: tuple[Path, dict[str, Any]], name: str) 
     folder, facts = written
     checkpoint = open_checkpoint(str(folder / name))
     assert checkpoint.format == "tensorflow_v1"
-    found = leaves(checkpoint)
-    assert found.keys() == facts[name].keys()
+    listed = leaves(checkpoint)
+    assert listed.keys() == facts[name].keys()
     for key, fact in facts[name].items():
-        leaf = pickle.loads(pickle.dumps(found[key]))
+        leaf = pickle.loads(pickle.dumps(listed[key]))
         assert (leaf.dtype, list(leaf.shape)) == (fact["dtype"], fact["shape"])
         if leaf.dtype == "string":
             assert [text.decode("latin-1") for text in leaf.strings()] == fact["strings"]
@@ -131,13 +131,13 @@ def test_both_forms_hold_the_same(written: tuple[Path, dict[str, Any]]) -> None:
 
 @pytest.mark.corpus
 def test_corpus(corpus: Path) -> None:
-    found = [
+    paths = [
         path
         for path in sorted((corpus / "tf" / "tf1_v1").rglob("*"))
         if path.is_file() and tf_v1.claims(Probe(str(path))) is not None
     ]
-    assert len(found) >= 3  # two checkpoints, one of them with a state file
-    for path in found:
+    assert len(paths) >= 3  # two checkpoints, one of them with a state file
+    for path in paths:
         for leaf in leaves(open_checkpoint(str(path))).values():
             assert leaf.array().item() in (0.5, 2.0)
 
@@ -268,11 +268,11 @@ def test_listing_reads_no_values(tmp_path: Path) -> None:
     path.write_bytes(v1.vectors(values, per_block=1))
     # The first block of a file holds the list and what fits behind it.
     tracemalloc.start()
-    found = leaves(tf_v1.read(str(path)))
-    assert list(found) == list(values)
+    listed = leaves(tf_v1.read(str(path)))
+    assert list(listed) == list(values)
     assert tracemalloc.get_traced_memory()[1] < 1_000_000
     for name in values:
-        assert found[name].read() == values[name]
+        assert listed[name].read() == values[name]
     assert tracemalloc.get_traced_memory()[1] < 30_000_000
     tracemalloc.stop()
 
@@ -281,14 +281,14 @@ def test_small_values_beside_a_large_one_cost_their_own_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = {f"b{number:03d}": ONE for number in range(300)} | {"w": bytes(4_000_000)}
-    found = listed(tmp_path / "m", v1.vectors(values))
-    found["b000"].read()
-    taken = []
+    leaves = listed(tmp_path / "m", v1.vectors(values))
+    leaves["b000"].read()
+    lengths = []
     pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda d, n, at: taken.append(n) or pread(d, n, at))
+    monkeypatch.setattr(os, "pread", lambda d, n, at: lengths.append(n) or pread(d, n, at))
     for name in values:
-        assert found[name].read() == values[name]
-    assert sum(taken) < 4_100_000
+        assert leaves[name].read() == values[name]
+    assert sum(lengths) < 4_100_000
 
 
 def test_a_file_that_changed_is_not_read_from_memory(tmp_path: Path) -> None:
@@ -405,9 +405,9 @@ def test_numbers_packed_and_not(tmp_path: Path, dtype: int, proto: bytes, right:
 def test_slices_that_do_not_cover(tmp_path: Path, golden: Golden) -> None:
     for cuts in ([], [[(0, 1)]]):
         entries = [entry(b"x", cut, floats(ONE)) for cut in cuts] or [GOOD]
-        found = listed(tmp_path / "m", table([(b"", header(meta(b"x", shape(2), 1, *cuts))), *entries]))
+        leaves = listed(tmp_path / "m", table([(b"", header(meta(b"x", shape(2), 1, *cuts))), *entries]))
         with pytest.raises(FormatError) as caught:
-            found["x"].read()
+            leaves["x"].read()
         golden(caught.value)
 
 
@@ -422,8 +422,8 @@ def test_a_string_in_slices_is_listed_only(tmp_path: Path, golden: Golden) -> No
 
 def test_a_block_named_twice(tmp_path: Path, golden: Golden) -> None:
     contents = v1.block([(b"", header(X)), GOOD])
-    place = v1.varint(0) + v1.varint(len(contents))
-    index = v1.block([(b"y", place), (b"z", place)], interval=1)
+    handle = v1.varint(0) + v1.varint(len(contents))
+    index = v1.block([(b"y", handle), (b"z", handle)], interval=1)
     out = v1.W["framed"](contents)
     handles = v1.varint(len(out)) + v1.varint(8)
     out += v1.W["framed"](v1.block([]))
@@ -439,10 +439,10 @@ def test_a_damaged_block_of_values(tmp_path: Path, golden: Golden) -> None:
     data = bytearray(v1.vectors(SIX, per_block=2))
     at = data.index(SIX["f"])
     data[at] ^= 1
-    found = listed(path, bytes(data))
-    assert found["a"].read() == SIX["a"]
+    leaves = listed(path, bytes(data))
+    assert leaves["a"].read() == SIX["a"]
     with pytest.raises(ChecksumError) as caught:
-        found["f"].read()
+        leaves["f"].read()
     golden(caught.value)
     assert 0 < (caught.value.offset or 0) < at
 

@@ -49,18 +49,18 @@ BATCH_NORM = ("gamma", "beta", "moving_mean", "moving_variance")
 
 def named(arrays: dict[str, Any]) -> Tree:
     """The tree of a file that stores these variables by name."""
-    found = {}
+    result = {}
     for name, value in arrays.items():
         array = np.asarray(value, None if isinstance(value, np.ndarray) else np.float32)
-        found[name] = VariableInfo(array.dtype.name, array.shape, Inline(array.tobytes()))
-    return tree_by_name(found)
+        result[name] = VariableInfo(array.dtype.name, array.shape, Inline(array.tobytes()))
+    return tree_by_name(result)
 
 
 def adam(owner: str, first: float, slots: tuple[str, str] = ("Adam", "Adam_1")) -> dict[str, Any]:
     shape = (2, 2)
-    found = {owner: np.full(shape, first, np.float32)}
-    found |= {f"{owner}/{slot}": np.full(shape, first + n, np.float32) for n, slot in enumerate(slots, 1)}
-    return found
+    arrays = {owner: np.full(shape, first, np.float32)}
+    arrays |= {f"{owner}/{slot}": np.full(shape, first + n, np.float32) for n, slot in enumerate(slots, 1)}
+    return arrays
 
 
 def powers(scope: str = "", suffix: str = "") -> dict[str, Any]:
@@ -214,8 +214,8 @@ def test_keras_adam_becomes_tensorflow_1_adam(golden: Golden) -> None:
 
 
 def test_betas_that_are_told_are_not_assumed() -> None:
-    told = {name: {"beta_1": 0.5, "beta_2": 0.75} for name in ("actor_optimizer", "critic_optimizer")}
-    plan = tf_names.plan_variable_names(sample(), told)
+    settings = {name: {"beta_1": 0.5, "beta_2": 0.75} for name in ("actor_optimizer", "critic_optimizer")}
+    plan = tf_names.plan_variable_names(sample(), settings)
     assert not plan.assumed
     added = {display(path): leaf for path, leaf in plan.added.items()}
     power = added["policy/actor_optimizer/beta1_power"]
@@ -236,43 +236,43 @@ def test_slots_without_powers_are_an_optimizers_slot_variables(
     names: tuple[str, ...], kinds: tuple[str, ...], scope: str
 ) -> None:
     variables_ = ("actor/fc/kernel", "actor/fc/bias")
-    found = {name: np.full((2, 2), n, np.float32) for n, name in enumerate(variables_)}
+    arrays = {name: np.full((2, 2), n, np.float32) for n, name in enumerate(variables_)}
     numbers = {}
     for of in variables_:
         for name, kind in zip(names, kinds, strict=True):
             numbers[f"{scope}optimizer/slots/{kind}/{of}".replace("train/optimizer", "train")] = (kind, of)
-            found[f"{scope}{of}/{name}"] = np.full((2, 2), len(found), np.float32)
-    stored, plan = as_graph(named(found))
+            arrays[f"{scope}{of}/{name}"] = np.full((2, 2), len(arrays), np.float32)
+    stored, plan = as_graph(named(arrays))
     assert not plan.notes
     assert slots(stored) == numbers
     back = apply_plan(stored, tf_names.plan_variable_names(stored, {}))
     for name, (_, of) in numbers.items():
         assert first(stored, name) != first(stored, of)
     assert {path: leaf.array().tolist() for path, leaf in back.tensors() if leaf.role == "parameter"} == {
-        tuple(map(attr, of.split("/"))): found[of].tolist() for of in variables_
+        tuple(map(attr, of.split("/"))): arrays[of].tolist() for of in variables_
     }
 
 
 def test_slots_of_a_moving_average_stay_variables() -> None:
-    found = {"w": np.ones((2, 2), np.float32), "w/ExponentialMovingAverage": np.zeros((2, 2), np.float32)}
-    _, plan = as_graph(named(found))
-    assert {display(move.target) for move in plan.moves} == set(found)
+    arrays = {"w": np.ones((2, 2), np.float32), "w/ExponentialMovingAverage": np.zeros((2, 2), np.float32)}
+    _, plan = as_graph(named(arrays))
+    assert {display(move.target) for move in plan.moves} == set(arrays)
 
 
 def test_momentum_without_its_learning_rate_is_not_multiplied_by_a_guess(golden: Golden) -> None:
-    found = {"net/fc/kernel": np.ones((2, 2), np.float32), "net/fc/bias": np.ones(2, np.float32)}
-    found |= {f"{name}/Momentum": 3 * value for name, value in found.items()}
-    tree = named(found)
+    arrays = {"net/fc/kernel": np.ones((2, 2), np.float32), "net/fc/bias": np.ones(2, np.float32)}
+    arrays |= {f"{name}/Momentum": 3 * value for name, value in arrays.items()}
+    tree = named(arrays)
     plan = general.to_objects(tree, {}, file=True)
     assert plan is not None
     assert len(plan.missing) == 2
     golden("\n".join(plan.notes))
-    told = general.to_objects(tree, {"optimizer": {"learning_rate": 0.5}}, file=True)
-    assert told is not None
-    assert not told.missing
-    made = {display(path): leaf.array().tolist() for path, leaf in apply_plan(tree, told).tensors()}
-    assert made["optimizer/momentums/0"] == [[-1.5, -1.5], [-1.5, -1.5]]
-    assert made["fc/kernel"] == [[1, 1], [1, 1]]
+    record = general.to_objects(tree, {"optimizer": {"learning_rate": 0.5}}, file=True)
+    assert record is not None
+    assert not record.missing
+    converted = {display(path): leaf.array().tolist() for path, leaf in apply_plan(tree, record).tensors()}
+    assert converted["optimizer/momentums/0"] == [[-1.5, -1.5], [-1.5, -1.5]]
+    assert converted["fc/kernel"] == [[1, 1], [1, 1]]
 
 
 def test_epsilon_of_tensorflow_1_is_named_for_keras() -> None:
@@ -384,8 +384,8 @@ def test_torch_layers_go_by_kind_and_come_back() -> None:
     tree = torch_model()
     plan = conversion_by_kinds.plan_to_tensorflow(tree)
     moves, labels = plan.moves, plan.labels
-    found = {display(move.target): move.rule.name for move in moves}
-    assert found == {
+    rules = {display(move.target): move.rule.name for move in moves}
+    assert rules == {
         "net/0/kernel": "transpose",  # though it is square
         "net/0/bias": "keep",
         "net/1/gamma": "keep",
@@ -471,8 +471,8 @@ def test_an_agent_without_targets_gets_copies(tmp_path: Path) -> None:
     assert [
         name for line in done.report.assumed for name in ("actor_target", "critic_target") if name in line
     ]
-    found = open_checkpoint(str(tmp_path / "ckpt-1")).tree
-    names = {name: found[path] for path, name in found.names.items()}
+    tree = open_checkpoint(str(tmp_path / "ckpt-1")).tree
+    names = {name: tree[path] for path, name in tree.names.items()}
     for network in ("actor", "critic"):
         layers = [name for name in names if name.startswith(f"policy/{network}/")]
         assert layers
@@ -519,9 +519,9 @@ def test_values_that_are_no_tensors_are_left_in_the_sidecar(tmp_path: Path) -> N
     leaves |= {keys("note"): ValueLeaf("x" * 5000)}
     save(Tree(leaves), str(tmp_path / "model.pt"))
     assert convert(str(tmp_path / "model.pt"), str(tmp_path / "a-1"), to="tf").report.complete
-    found = sidecar.load_sidecar(str(tmp_path / "a-1"))
-    assert found is not None
-    residue = {each["path"]: (each["type"], each["value"]) for each in found.residue}
+    stored = sidecar.load_sidecar(str(tmp_path / "a-1"))
+    assert stored is not None
+    residue = {row["path"]: (row["type"], row["value"]) for row in stored.residue}
     assert residue == {
         "gamma": ("float", 0.5),
         "worst": ("float", "-Infinity"),
@@ -534,7 +534,7 @@ def test_values_that_are_no_tensors_are_left_in_the_sidecar(tmp_path: Path) -> N
 
 def test_a_tree_of_objects_is_saved_as_torchs_dicts(tmp_path: Path) -> None:
     tree = sample()
-    found = save(tree, str(tmp_path / "agent.pt"))
+    saved_digest = save(tree, str(tmp_path / "agent.pt"))
     again = open_checkpoint(str(tmp_path / "agent.pt")).tree
     assert {again.names[path]: bytes(leaf.read()) for path, leaf in again.tensors()} == {
         tree.names[path].replace("/kernel", "/_kernel")
@@ -543,7 +543,7 @@ def test_a_tree_of_objects_is_saved_as_torchs_dicts(tmp_path: Path) -> None:
         for path, leaf in tree.tensors()
     }
     assert {step.kind for path in again for step in path} == {"key", "index"}
-    assert found.sha256 == digest(str(tmp_path / "agent.pt")).sha256
+    assert saved_digest.sha256 == digest(str(tmp_path / "agent.pt")).sha256
 
 
 def test_a_list_of_some_items_is_a_dict_of_numbers(tmp_path: Path) -> None:
@@ -580,8 +580,8 @@ def test_replayed_experience_can_be_taken_out(tmp_path: Path) -> None:
     done = convert(str(tmp_path / "agent-1"), str(target), part="replay_buffer")
     assert done.report.complete
     assert {line.rule for line in done.report.mapped} == {"keep"}
-    found = {leaf.key: leaf.array().tolist() for _, leaf in open_checkpoint(str(target)).tree.tensors()}
-    assert found == {name: values[f"replay_buffer/{name}"].tolist() for name in ("obs", "action")}
+    arrays = {leaf.key: leaf.array().tolist() for _, leaf in open_checkpoint(str(target)).tree.tensors()}
+    assert arrays == {name: values[f"replay_buffer/{name}"].tolist() for name in ("obs", "action")}
 
 
 # --- Forms of one model --------------------------------------------------------------------------------
@@ -607,10 +607,10 @@ def test_an_exported_model_has_its_layers_once() -> None:
     tree = named(exported())
     plan = general.to_objects(tree, {}, file=False)
     assert plan is not None
-    made = {display(path): leaf.array() for path, leaf in apply_plan(tree, plan).tensors()}
-    assert len(made) == 6
+    arrays = {display(path): leaf.array() for path, leaf in apply_plan(tree, plan).tensors()}
+    assert len(arrays) == 6
     assert {*(move.source for move in plan.moves), *plan.consumed} == set(tree)
-    for name, value in made.items():
+    for name, value in arrays.items():
         np.testing.assert_array_equal(value, exported()[f"variables/sequential/{name}"])
     file = general.to_objects(tree, {}, file=True)
     assert file is not None
@@ -619,7 +619,7 @@ def test_an_exported_model_has_its_layers_once() -> None:
         *("layers/conv2d/vars/0", "layers/conv2d/vars/1", "layers/dense/vars/0", "layers/dense/vars/1"),
         *("layers/dense_1/vars/0", "layers/dense_1/vars/1"),
     ]
-    np.testing.assert_array_equal(places["layers/dense/vars/0"].array(), made["dense/kernel"])
+    np.testing.assert_array_equal(places["layers/dense/vars/0"].array(), arrays["dense/kernel"])
 
 
 def test_an_export_whose_lists_differ_is_not_taken_for_one_model() -> None:
@@ -644,8 +644,8 @@ def test_an_exported_list_of_variables_may_be_repeated_in_another_order(tmp_path
     done = convert(str(tmp_path / "variables"), str(tmp_path / "net.pt"))
     assert done.written
     assert not done.report.unused
-    found = {each.target: each for each in done.report.mapped}
-    assert [found[f"variables/{n}/weight"].shape_out for n in range(3)] == [(16, 8), (16, 16), (2, 16)]
+    moves = {move.target: move for move in done.report.mapped}
+    assert [moves[f"variables/{n}/weight"].shape_out for n in range(3)] == [(16, 8), (16, 16), (2, 16)]
     arrays["_all_variables/0"] = arrays["_all_variables/0"].T.copy()
     assert not parts.is_keras_export(named(arrays))
 
@@ -687,16 +687,16 @@ def test_an_optimizers_order_is_not_that_of_a_files_groups(tmp_path: Path) -> No
             ("layers/layer_normalization", "layer_normalization", weights[:2]),
             ("optimizer", "adam", [np.int64(5), np.float32(0.01), *(10 * w for w in weights for _ in "mv")]),
         ):
-            made = file.create_group(f"{group}/vars", track_order=True)
-            made.attrs["name"] = name
+            leaves = file.create_group(f"{group}/vars", track_order=True)
+            leaves.attrs["name"] = name
             for at, value in enumerate(values):
-                made[str(at)] = value if np.ndim(value) == 0 else value.astype(np.float32)
+                leaves[str(at)] = value if np.ndim(value) == 0 else value.astype(np.float32)
     done = convert(str(tmp_path / "x.weights.h5"), str(tmp_path / "t"), to="tf", sync=False)
     assert done.written
-    made = {
+    leaves = {
         leaf.key.partition("/.A")[0]: leaf for _, leaf in open_checkpoint(str(tmp_path / "t")).tree.tensors()
     }
-    moments = [made[f"optimizer/_momentums/{at}"].array() for at in range(4)]
+    moments = [leaves[f"optimizer/_momentums/{at}"].array() for at in range(4)]
     for moment, weight in zip(moments, weights, strict=True):
         np.testing.assert_array_equal(moment, 10 * weight)
     done = convert(str(tmp_path / "x.weights.h5"), str(tmp_path / "t.pt"), sync=False)

@@ -75,7 +75,7 @@ def more(archive: Path, members: dict[str, bytes]) -> bytes:
 
 def replaced(archive: Path, name: str, data: bytes) -> bytes:
     with zipfile.ZipFile(archive) as opened:
-        kept = {each: opened.read(each) for each in opened.namelist()}
+        kept = {name: opened.read(name) for name in opened.namelist()}
     return zipped({**kept, name: data})
 
 
@@ -261,22 +261,22 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], set[
 def outcome(found: CheckResult, folder: Path) -> tuple[set[str], set[str]]:
     """Return the paths below the folder that were found fine, and those that were not."""
     fine, bad = set(), set()
-    for each in found.checkpoints:
-        at, last = os.path.split(each.path.split("::")[-1])
+    for checkpoint in found.checkpoints:
+        at, last = os.path.split(checkpoint.path.split("::")[-1])
         name = os.path.relpath(os.path.join(os.path.realpath(at), last), folder)
-        (bad if each.findings or each.error else fine).add(name)
+        (bad if checkpoint.findings or checkpoint.error else fine).add(name)
     return fine, bad
 
 
 def test_a_folder_of_good_and_bad_files(made: tuple[Path, set[str], set[str]]) -> None:
     folder, fine, bad = made
     assert len(bad) >= 30
-    found = check([str(folder)])
-    assert outcome(found, folder) == (fine, bad)
-    assert not found.clean
-    skipped = {os.path.relpath(name, folder) for name in found.skipped}
+    result = check([str(folder)])
+    assert outcome(result, folder) == (fine, bad)
+    assert not result.clean
+    skipped = {os.path.relpath(name, folder) for name in result.skipped}
     assert {"README.md", "notes.p", ".git", "sources.zip", "fingerprint.pb"} <= skipped
-    assert len(found.checkpoints) == len({each.path for each in found.checkpoints})
+    assert len(result.checkpoints) == len({checkpoint.path for checkpoint in result.checkpoints})
 
 
 def test_the_same_through_a_pattern(made: tuple[Path, set[str], set[str]]) -> None:
@@ -298,10 +298,10 @@ def test_a_pickle_is_known_by_its_opcodes(tmp_path: Path, name: str) -> None:
     for suffix in (".pt", ".txt", ""):
         file = tmp_path / f"x{suffix}"
         # Unpickling calls it before it notices that the end is missing.
-        for each in (data, data[:-1], data + b"rest"):
-            file.write_bytes(each)
-            found = check([str(tmp_path)])
-            assert [one.topic for one in found.checkpoints[0].findings] == ["loading"]
+        for content in (data, data[:-1], data + b"rest"):
+            file.write_bytes(content)
+            result = check([str(tmp_path)])
+            assert [one.topic for one in result.checkpoints[0].findings] == ["loading"]
         file.unlink()
 
 
@@ -333,7 +333,7 @@ def test_documents_of_this_repository_are_no_pickles() -> None:
 
 def scanned(tmp_path: Path, data: bytes) -> list[str]:
     (tmp_path / "x").write_bytes(data)
-    return [each.name for each in detect.scan_for_code(File.stamp(str(tmp_path / "x"))).code_references]
+    return [name.name for name in detect.scan_for_code(File.stamp(str(tmp_path / "x"))).code_references]
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -375,10 +375,10 @@ def test_torch_pickle_is_scanned_again_unless_it_is_data(tmp_path: Path, value: 
     (tmp_path / "file.pt").write_bytes(archive(pickled, {"0": ONE}))
     opened = open_checkpoint(tmp_path / "file.pt")
     assert [source.read() for source in opened.plain] == ([pickled] if plain else [])
-    found = {each.name for each in code_references.unsafe_references(opened.code_references)}
+    names = {reference.name for reference in code_references.unsafe_references(opened.code_references)}
     again = pickle_reader.scan_pickle(pickled).code_references
-    assert found >= {each.name for each in code_references.unsafe_references(again)}
-    assert plain != bool(found)
+    assert names >= {reference.name for reference in code_references.unsafe_references(again)}
+    assert plain != bool(names)
 
 
 def test_small_pickles_that_differ_in_a_byte_are_told_apart(tmp_path: Path) -> None:
@@ -427,15 +427,15 @@ def test_a_file_that_two_loaders_read_differently_is_told(tmp_path: Path) -> Non
     # HDF5 lets anything stand in front: here a pickle, which torch.load and pickle.load would run.
     weights = (SEEDS / "h5_plain" / "model.weights.h5").read_bytes()
     (tmp_path / "x.h5").write_bytes(PROTOCOL_0.ljust(512, b"\0") + weights)
-    found = check([str(tmp_path)])
-    assert [each.topic for each in found.checkpoints[0].findings] == ["loading"]
+    checkpoint = check([str(tmp_path)])
+    assert [finding.topic for finding in checkpoint.checkpoints[0].findings] == ["loading"]
 
 
 def test_an_archive_behind_hdf5_is_told(tmp_path: Path) -> None:
     # Keras opens a name that ends in .keras as an archive if there is one at the end.
     data = [(SEEDS / name).read_bytes() for name in ("h5_plain/model.weights.h5", "keras/model.keras")]
     (tmp_path / "x.keras").write_bytes(b"".join(data))
-    assert [each.topic for each in check([str(tmp_path)]).checkpoints[0].findings] == ["loading"]
+    assert [finding.topic for finding in check([str(tmp_path)]).checkpoints[0].findings] == ["loading"]
 
 
 def test_what_a_checkpoint_does_not_use_is_judged_by_itself(tmp_path: Path) -> None:
@@ -447,9 +447,9 @@ def test_what_a_checkpoint_does_not_use_is_judged_by_itself(tmp_path: Path) -> N
     with zipfile.ZipFile(SEEDS / "sb3" / "agent.zip") as archive:
         archive.extractall(tmp_path / "agent")
     put(tmp_path / "rllib", {"algorithm_state.pkl": pickle.dumps({"a": 1}), "rllib_checkpoint.json": b"{}"})
-    found = check([str(tmp_path)])
-    assert found.clean
-    assert {os.path.relpath(each.path, tmp_path): each.format for each in found.checkpoints} == {
+    result = check([str(tmp_path)])
+    assert result.clean
+    assert {os.path.relpath(saved.path, tmp_path): saved.format for saved in result.checkpoints} == {
         "agent": "stable_baselines3",
         "dcp": "pytorch_dcp",
         "rllib": "rllib",
@@ -476,8 +476,8 @@ def test_what_a_checkpoint_does_not_use_is_judged_by_itself(tmp_path: Path) -> N
 def test_a_shard_that_is_missing_is_told_once(tmp_path: Path) -> None:
     index = {"metadata": {}, "weight_map": {"a": "x.safetensors"}}
     put(tmp_path, {"model.safetensors.index.json": json.dumps(index).encode()})
-    found = check([str(tmp_path)])
-    assert [each.kind for one in found.checkpoints if (each := one.error)] == ["truncated"]
+    result = check([str(tmp_path)])
+    assert [error.kind for one in result.checkpoints if (error := one.error)] == ["truncated"]
 
 
 def test_a_storage_of_torch_within_a_pickle_is_judged() -> None:
@@ -485,10 +485,10 @@ def test_a_storage_of_torch_within_a_pickle_is_judged() -> None:
 
     def verdict(data: bytes) -> str:
         text = b"B" + struct.pack("<I", len(data)) + data
-        found = pickle_reader.parse_pickle(b"ctorch.storage\n_load_from_bytes\n(" + text + b"tR.")
-        return code_references.worst_verdict(found.code_references)
+        contents = pickle_reader.parse_pickle(b"ctorch.storage\n_load_from_bytes\n(" + text + b"tR.")
+        return code_references.worst_verdict(contents.code_references)
 
-    plain = b"".join(pickle.dumps(each, 2) for each in (0x1950A86A20F9469CFC6C, 1001, {}, [], []))
+    plain = b"".join(pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {}, [], []))
     assert verdict(plain) == code_references.CLASSES
     assert verdict(ACTS) == code_references.CODE
     assert verdict(plain[:-2] + PROTOCOL_0) == code_references.CODE
@@ -540,9 +540,9 @@ def bytes_tensor(data: bytes) -> bytes:
     return struct.pack("<Q", len(header)) + header + data
 
 
-def tensor_at(place: int, data: bytes) -> bytes:
+def tensor_at(position: int, data: bytes) -> bytes:
     """Return a safetensors file with these bytes at a place of the file, which is behind the header."""
-    padding = next(n for n in range(place) if bytes_tensor(bytes(n) + data).find(data) == place)
+    padding = next(n for n in range(position) if bytes_tensor(bytes(n) + data).find(data) == position)
     return bytes_tensor(bytes(padding) + data)
 
 
@@ -637,13 +637,13 @@ def test_what_another_loader_would_run_is_told_everywhere(tmp_path: Path, name: 
     path.write_bytes(make())
     (checked,) = check([str(tmp_path)], CheckOptions(numbers=False)).checkpoints
     assert checked.error is None
-    topics = [each.topic for each in checked.findings]
+    topics = [finding.topic for finding in checked.findings]
     assert topics
     assert set(topics) == {"loading"}
-    assert "loading" in [each.topic for each in diagnose(str(path)).findings]
-    found = detect.open_checkpoint(str(path))
-    names = {each.name for each in found.code_references if each.verdict == code_references.CODE}
-    assert reference in names if reference else found.unjudged
+    assert "loading" in [finding.topic for finding in diagnose(str(path)).findings]
+    checkpoint = detect.open_checkpoint(str(path))
+    names = {name.name for name in checkpoint.code_references if name.verdict == code_references.CODE}
+    assert reference in names if reference else checkpoint.unjudged
     assert in_process("inspect", path).out.startswith(("RUNS CODE: ", "NEEDS CLASSES: ", "NOT CHECKED: "))
     assert in_process("inspect", path, "--strict").status == 1
 
@@ -692,7 +692,7 @@ def test_code_behind_the_arrays_of_joblib_is_found(tmp_path: Path, data: bytes, 
     assert scanned(tmp_path, data) == names
     (tmp_path / "x.joblib").write_bytes(data)
     (checked,) = check([str(tmp_path / "x.joblib")]).checkpoints
-    assert ("loading" in {each.topic for each in checked.findings}) == bool(names)
+    assert ("loading" in {finding.topic for finding in checked.findings}) == bool(names)
 
 
 # Files that no format lists: an error, and code in them is a finding besides.
@@ -717,7 +717,7 @@ def test_what_another_loader_would_run_of_a_refused_file_is_told(tmp_path: Path,
     (tmp_path / file).write_bytes(make())
     (checked,) = check([str(tmp_path)]).checkpoints
     assert checked.error is not None
-    assert {each.topic for each in checked.findings} == {"loading"}
+    assert {finding.topic for finding in checked.findings} == {"loading"}
 
 
 @pytest.mark.parametrize(
@@ -751,16 +751,16 @@ def test_members_that_a_format_does_not_define_are_named(
     tmp_path: Path, name: str, data: Callable[[], bytes]
 ) -> None:
     (tmp_path / name).write_bytes(data())
-    found = detect.open_checkpoint(str(tmp_path / name))
-    assert [note for note in found.notes if "README.txt" in note]
-    assert ".data/note.txt" in " ".join(found.notes) or name != "x.pt"
+    checkpoint = detect.open_checkpoint(str(tmp_path / name))
+    assert [note for note in checkpoint.notes if "README.txt" in note]
+    assert ".data/note.txt" in " ".join(checkpoint.notes) or name != "x.pt"
 
 
 def test_sources_in_an_ordinary_archive_are_files(tmp_path: Path) -> None:
     put(tmp_path, {"run.zip": zipped({"train.py": b"import os\n", "lib.so": ELF, "w.npy": numbers(1)})})
-    found = check([str(tmp_path)])
-    assert found.clean
-    assert len(found.checkpoints) == 1
+    result = check([str(tmp_path)])
+    assert result.clean
+    assert len(result.checkpoints) == 1
 
 
 # --- Models of other programs -------------------------------------------------------------------------
@@ -799,27 +799,27 @@ def test_models_of_other_programs_are_not_checked(tmp_path: Path) -> None:
     names = good(tmp_path)
     put_foreign(tmp_path)
     put(tmp_path, {"text.bin": b"words\n", "list.plan": b"1. train\n", "readme.txt": b"text"})
-    found = check([str(tmp_path)])
-    assert len(found.checkpoints) == len(names)
-    assert {os.path.relpath(path, tmp_path) for path, _ in found.unchecked} == set(FOREIGN)
-    assert not found.failed
-    assert (found.clean, found.status) == (False, 2)
-    skipped = {os.path.relpath(name, tmp_path) for name in found.skipped}
+    result = check([str(tmp_path)])
+    assert len(result.checkpoints) == len(names)
+    assert {os.path.relpath(path, tmp_path) for path, _ in result.unchecked} == set(FOREIGN)
+    assert not result.failed
+    assert (result.clean, result.status) == (False, 2)
+    skipped = {os.path.relpath(name, tmp_path) for name in result.skipped}
     assert {"text.bin", "list.plan", "readme.txt"} <= skipped
     ran = in_process("check", tmp_path, "--json")
     assert ran.status == 2
-    assert {os.path.relpath(each["path"], tmp_path) for each in ran.json()["not_checked"]} == set(FOREIGN)
+    assert {os.path.relpath(row["path"], tmp_path) for row in ran.json()["not_checked"]} == set(FOREIGN)
     assert {path for path, _ in check([str(tmp_path / "**")]).unchecked} == {
-        path for path, _ in found.unchecked
+        path for path, _ in result.unchecked
     }
 
 
 @pytest.mark.parametrize("name", sorted(FOREIGN))
 def test_a_named_model_of_another_program_is_not_checked(tmp_path: Path, name: str) -> None:
     put_foreign(tmp_path)
-    found = check([str(tmp_path / name)])
-    assert [os.path.basename(path) for path, _ in found.unchecked] == [name]
-    assert (found.checkpoints, found.status) == ((), 2)
+    result = check([str(tmp_path / name)])
+    assert [os.path.basename(path) for path, _ in result.unchecked] == [name]
+    assert (result.checkpoints, result.status) == ((), 2)
     assert in_process("check", tmp_path / name).status == 2
 
 
@@ -833,10 +833,10 @@ def test_code_in_a_model_of_another_program_is_told(tmp_path: Path) -> None:
         "e.mlpackage/Data/weight.bin": PROTOCOL_0 + b"and more",
     }
     put(tmp_path, files)
-    found = check([str(tmp_path)])
-    told = {os.path.relpath(each.path, tmp_path) for each in found.checkpoints if each.findings}
-    assert told == set(files)
-    assert found.status == 2
+    result = check([str(tmp_path)])
+    paths = {os.path.relpath(saved.path, tmp_path) for saved in result.checkpoints if saved.findings}
+    assert paths == set(files)
+    assert result.status == 2
 
 
 def test_sarif_notifies_of_models_that_are_not_checked(tmp_path: Path) -> None:
@@ -862,8 +862,8 @@ def test_a_configuration_is_judged_on_every_branch(tmp_path: Path, change: Calla
     for name in ("x.h5", "x.weights.h5"):
         file = tmp_path / name
         file.write_bytes(hdf5(change))
-        assert [each.topic for each in check([str(file)]).checkpoints[0].findings] == topics
-    assert [each.topic for each in diagnose(str(file)).findings] == topics
+        assert [finding.topic for finding in check([str(file)]).checkpoints[0].findings] == topics
+    assert [finding.topic for finding in diagnose(str(file)).findings] == topics
     assert in_process("inspect", file, "--strict").status == 1
 
 
@@ -903,8 +903,8 @@ def operation(op: str) -> dict[str, Any]:
 
 
 def typed(module: str, name: str, config: Any = ()) -> dict[str, Any]:
-    found = {"class_name": "__typespec__", "spec_name": name, "module": module, "registered_name": None}
-    return {**found, "config": list(config)}
+    result = {"class_name": "__typespec__", "spec_name": name, "module": module, "registered_name": None}
+    return {**result, "config": list(config)}
 
 
 # By what each does: the function or class that is called, the file that is read.
@@ -1091,9 +1091,9 @@ ACTING_CONFIGS: dict[str, Any] = {
 
 
 def verdict(config: Any) -> str:
-    found = keras_config.audit_json(json.dumps(config), "model_config")
-    assert found.unjudged == ()
-    return code_references.worst_verdict(found.code_references)
+    audit = keras_config.audit_json(json.dumps(config), "model_config")
+    assert audit.unjudged == ()
+    return code_references.worst_verdict(audit.code_references)
 
 
 @pytest.mark.parametrize("name", ACTING_CONFIGS)
@@ -1180,24 +1180,24 @@ def test_configurations_of_keras_alone(config: Any) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", b"\xff\xfe\x00", None, 7, ["{}"], "[" * 100_000])
 def test_what_is_no_configuration_is_not_judged(text: object) -> None:
-    found = keras_config.audit_json(text, "model_config")
-    assert found.code_references == ()
-    assert len(found.unjudged) == 1
+    audit = keras_config.audit_json(text, "model_config")
+    assert audit.code_references == ()
+    assert len(audit.unjudged) == 1
 
 
 def test_a_model_in_json_is_judged_and_other_json_is_not(tmp_path: Path) -> None:
     good(tmp_path)
     fine = {"class_name": "Sequential", "config": {"layers": [dense("relu")]}}
     others = {"a.json": fine, "b.json": {"list": [LAMBDA]}, "c.json": {"class_name": "MyModel", "config": {}}}
-    put(tmp_path, {name: json.dumps(each).encode() for name, each in others.items()})
+    put(tmp_path, {name: json.dumps(content).encode() for name, content in others.items()})
     put(tmp_path, {"d.json": b"{not json", "e.json": b"[1]"})
     assert check([str(tmp_path)]).clean
     text = json.dumps(MODEL)
     for name in ("model.json", "unpacked.keras/config.json", "architecture", "x.txt"):
         for data in (text, f"\n  {text}", text.replace('"class_name"', '"\\u0063lass_name"')):
             put(tmp_path, {name: data.encode()})
-            (row,) = [each for each in check([str(tmp_path)]).checkpoints if each.findings]
-            assert (row.path, [each.topic for each in row.findings]) == (str(tmp_path / name), ["loading"])
+            (row,) = [checkpoint for checkpoint in check([str(tmp_path)]).checkpoints if checkpoint.findings]
+            assert (row.path, [item.topic for item in row.findings]) == (str(tmp_path / name), ["loading"])
         (tmp_path / name).unlink()
 
 
@@ -1239,7 +1239,7 @@ def test_a_graph_in_text_alone_is_not_judged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tag", [b"\x12", b"\x92\x00"])
 def test_an_operation_is_found_however_its_length_is_written(tag: bytes, length: bytes) -> None:
     data = field(1, field(1, "a") + tag + length + b"WriteFile" + field(3, "b"))
-    assert [each.name for each in tf_operations.audit_graph(memoryview(data), "x") or ()] == ["WriteFile"]
+    assert [name.name for name in tf_operations.audit_graph(memoryview(data), "x") or ()] == ["WriteFile"]
 
 
 def test_a_graph_without_such_operations_is_no_checkpoint(tmp_path: Path) -> None:
@@ -1265,8 +1265,8 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return real(path, offset, length)
 
     monkeypatch.setattr(filesystem, "read_bytes", content)
-    found = check([str(tmp_path)])
-    assert [each.path for each in found.failed] == [str(tmp_path / name)]
+    result = check([str(tmp_path)])
+    assert [checkpoint.path for checkpoint in result.failed] == [str(tmp_path / name)]
 
 
 def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1280,7 +1280,7 @@ def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.Mon
 
     (tmp_path / "closed").mkdir()
     monkeypatch.setattr(filesystem, "listdir", listdir)
-    assert [each.path for each in check([str(tmp_path)]).failed] == [str(tmp_path / "closed")]
+    assert [checkpoint.path for checkpoint in check([str(tmp_path)]).failed] == [str(tmp_path / "closed")]
 
 
 def test_a_file_that_vanishes_and_one_that_breaks_the_reader(
@@ -1290,15 +1290,15 @@ def test_a_file_that_vanishes_and_one_that_breaks_the_reader(
     real = candidates.collect_candidates
 
     def collect(paths: Any) -> candidates.CandidateCollector:
-        found = real(paths)
+        collector = real(paths)
         (tmp_path / "agent.pt").unlink()
-        return found
+        return collector
 
     monkeypatch.setattr("ckpttool.commands.check.collect_candidates", collect)
     monkeypatch.setattr("ckpttool.formats.npz.read", lambda _: [][0])
-    found = check([str(tmp_path)])
-    assert len(found.checkpoints) == len(names)
-    assert {Path(each.path).name for each in found.failed} == {"agent.pt", "arrays.npz"}
+    result = check([str(tmp_path)])
+    assert len(result.checkpoints) == len(names)
+    assert {Path(checkpoint.path).name for checkpoint in result.failed} == {"agent.pt", "arrays.npz"}
 
 
 def test_too_many_files_are_an_error(tmp_path: Path) -> None:
@@ -1314,7 +1314,7 @@ def test_an_archive_by_its_name_stands_for_its_members(tmp_path: Path) -> None:
     )
     assert in_process("check", tmp_path / "text.zip").status == 2
     ran = in_process("check", tmp_path / "x.tar", "--json")
-    assert (ran.status, [bool(each["error"]) for each in ran.json()["checkpoints"]]) == (2, [False, True])
+    assert (ran.status, [bool(row["error"]) for row in ran.json()["checkpoints"]]) == (2, [False, True])
 
 
 def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
@@ -1329,9 +1329,9 @@ def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
 def sarif(*arguments: object, cwd: Path) -> tuple[int, dict[str, Any]]:
     jsonschema = pytest.importorskip("jsonschema")
     ran = in_process("check", *arguments, "--sarif", "found.sarif", "--force", cwd=cwd)
-    found = json.loads((cwd / "found.sarif").read_text())
-    jsonschema.validate(found, SCHEMA)
-    return ran.status, found["runs"][0]
+    log = json.loads((cwd / "found.sarif").read_text())
+    jsonschema.validate(log, SCHEMA)
+    return ran.status, log["runs"][0]
 
 
 def test_sarif(tmp_path: Path) -> None:
@@ -1344,19 +1344,19 @@ def test_sarif(tmp_path: Path) -> None:
     assert note["properties"]["kind"] == "not_a_checkpoint"
     rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
     results = {
-        each["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]: each for each in run["results"]
+        item["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]: item for item in run["results"]
     }
-    assert {uri: (each["ruleId"], each["level"]) for uri, each in results.items()} == {
+    assert {uri: (result["ruleId"], result["level"]) for uri, result in results.items()} == {
         "a%20b%23%C3%BC.pkl": ("ckpttool/loading", "error"),
         "sub/nan.npy": ("ckpttool/numbers", "warning"),
         "empty.pt": ("ckpttool/unreadable", "error"),
     }
-    for each in results.values():
-        place = each["locations"][0]["physicalLocation"]["artifactLocation"]
-        assert place["uriBaseId"] in run["originalUriBaseIds"]
-        assert rules[each["ruleIndex"]] == each["ruleId"]
-    prints = [each["partialFingerprints"] for each in run["results"]]
-    assert len({json.dumps(each) for each in prints}) == len(prints)
+    for result in results.values():
+        location = result["locations"][0]["physicalLocation"]["artifactLocation"]
+        assert location["uriBaseId"] in run["originalUriBaseIds"]
+        assert rules[result["ruleIndex"]] == result["ruleId"]
+    prints = [result["partialFingerprints"] for result in run["results"]]
+    assert len({json.dumps(item) for item in prints}) == len(prints)
     assert sarif(".", cwd=tmp_path)[1]["results"] == run["results"]
 
 
@@ -1370,7 +1370,7 @@ def test_sarif_of_good_files_of_folders_and_of_what_cannot_run(tmp_path: Path) -
     put(tmp_path, {"two.zip": zipped({"a.pkl": PROTOCOL_0, "b.pkl": PROTOCOL_0})})
     status, run = sarif("two.zip", ".", cwd=tmp_path)
     assert status == 1
-    assert len({json.dumps(each["partialFingerprints"]) for each in run["results"]}) == len(run["results"])
+    assert len({json.dumps(item["partialFingerprints"]) for item in run["results"]}) == len(run["results"])
     status, run = sarif("none*", cwd=tmp_path)
     assert (status, len(run["invocations"][0]["toolExecutionNotifications"])) == (2, 1)
 
@@ -1405,7 +1405,7 @@ def test_the_hook_fails_on_findings_and_on_what_cannot_be_read(tmp_path: Path) -
     put(tmp_path, {"evil.pt": PROTOCOL_0, "pointer.pt": POINTER})
     files = [str(path.relative_to(tmp_path)) for path in (tmp_path / "served").rglob("*") if path.is_file()]
     files += [name for name in fine if (tmp_path / name).is_file()]
-    hook = next(each for each in hooks() if each["id"] == "ckpttool-pickles")
+    hook = next(hook for hook in hooks() if hook["id"] == "ckpttool-pickles")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     entry = [sys.executable, "-m", *shlex.split(hook["entry"]), *hook.get("args", [])]

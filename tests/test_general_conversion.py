@@ -108,7 +108,7 @@ def torch_optimizer(name: str, net: Any) -> Any:
 def torch_trained(net: Any, optimizer: Any, kind: str, steps: int) -> None:
     import torch
 
-    x, y = (torch.from_numpy(each) for each in batch(kind))
+    x, y = (torch.from_numpy(array) for array in batch(kind))
     x = torch.from_numpy(np.ascontiguousarray(channels_first(x.numpy())))
     for _ in range(steps):
         optimizer.zero_grad()
@@ -122,9 +122,9 @@ def torch_outputs(net: Any, kind: str, *, train: bool = False) -> np.ndarray:
     x = torch.from_numpy(np.ascontiguousarray(channels_first(batch(kind)[0])))
     net.train(train)
     with torch.no_grad():
-        found: np.ndarray = net(x).numpy()
+        outputs: np.ndarray = net(x).numpy()
     net.train()
-    return found
+    return outputs
 
 
 # --- In TensorFlow -----------------------------------------------------------------------------------------
@@ -151,8 +151,8 @@ def keras_net(kind: str) -> Any:
             self.fc = keras.layers.Dense(2, dtype="float64")
 
         def call(self, x: Any, training: bool = False) -> Any:
-            found = keras.ops.relu(self.bn(self.conv(x), training=training))
-            return self.fc(self.flat(found))
+            features = keras.ops.relu(self.bn(self.conv(x), training=training))
+            return self.fc(self.flat(features))
 
     net = (Mlp if kind == "mlp" else Cnn)()
     net(batch(kind)[0])
@@ -163,9 +163,9 @@ def keras_optimizer(name: str, net: Any) -> Any:
     import keras
 
     _, _, cls, settings = OPTIMIZERS[name]
-    made = getattr(keras.optimizers, cls)(RATE, **settings)
-    made.build(net.trainable_variables)
-    return made
+    optimizer = getattr(keras.optimizers, cls)(RATE, **settings)
+    optimizer.build(net.trainable_variables)
+    return optimizer
 
 
 def keras_trained(net: Any, optimizer: Any, kind: str, steps: int) -> None:
@@ -190,22 +190,22 @@ def restored(folder: Path) -> dict[str, Any]:
     """Restore every converted checkpoint below the folder into new objects, strictly, and train on."""
     import tensorflow as tf
 
-    found = {}
-    for place in sorted(folder.glob("*.index")):
-        name, kind = place.name.partition("-")[0].split("_")
+    outcomes = {}
+    for path in sorted(folder.glob("*.index")):
+        name, kind = path.name.partition("-")[0].split("_")
         net = keras_net(kind)
         optimizer = keras_optimizer(name, net)
         epoch = tf.Variable(0, dtype=tf.int64)
         checkpoint = tf.train.Checkpoint(model_state_dict=net, optimizer_state_dict=optimizer, epoch=epoch)
-        checkpoint.restore(str(place.with_suffix(""))).assert_consumed()
-        found[f"{name}_{kind}"] = {**_report(net, optimizer, kind), "epoch": int(epoch)}
-    for place in sorted(folder.glob("*.weights.h5")):
-        name, kind = place.name.partition(".")[0].split("_")
+        checkpoint.restore(str(path.with_suffix(""))).assert_consumed()
+        outcomes[f"{name}_{kind}"] = {**_report(net, optimizer, kind), "epoch": int(epoch)}
+    for path in sorted(folder.glob("*.weights.h5")):
+        name, kind = path.name.partition(".")[0].split("_")
         net = keras_net(kind)
         net.compile(keras_optimizer(name, net), "mse")
-        net.load_weights(place)
-        found[f"{name}_{kind}_h5"] = _report(net, net.optimizer, kind)
-    return found
+        net.load_weights(path)
+        outcomes[f"{name}_{kind}_h5"] = _report(net, net.optimizer, kind)
+    return outcomes
 
 
 def rebuilt(folder: Path) -> dict[str, Any]:
@@ -215,12 +215,12 @@ def rebuilt(folder: Path) -> dict[str, Any]:
     net = keras_net("mlp")
     net.compile(keras_optimizer("adam", net), "mse")
     net.load_weights(folder / "made.weights.h5")
-    found = {"weights": _report(net, net.optimizer, "mlp")}
+    reports = {"weights": _report(net, net.optimizer, "mlp")}
     net = keras_net("mlp")
     optimizer = keras_optimizer("adam", net)
     checkpoint = tf.train.Checkpoint(fc1=net.fc1, fc=net.fc, optimizer=optimizer)
     checkpoint.restore(str(folder / "made-1")).assert_consumed()
-    return {**found, "objects": _report(net, optimizer, "mlp")}
+    return {**reports, "objects": _report(net, optimizer, "mlp")}
 
 
 def written(folder: Path) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def written(folder: Path) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
-    found = {}
+    files = {}
     for name, kind in CASES:
         net = keras_net(kind)
         optimizer = keras_optimizer(name, net)
@@ -241,7 +241,7 @@ def written(folder: Path) -> dict[str, Any]:
             net.compile(optimizer, "mse")
             net.save_weights(folder / f"{name}_{kind}.weights.h5")
             tf.train.Checkpoint(net=net).write(str(folder / f"{name}_{kind}_compiled"))
-        found[f"{name}_{kind}"] = _report(net, optimizer, kind)
+        files[f"{name}_{kind}"] = _report(net, optimizer, kind)
     image = keras.Input((6, 6, 3), dtype="float64")
     hidden = keras.layers.Conv2D(4, 3, dtype="float64", name="conv")(image)
     hidden = keras.layers.BatchNormalization(epsilon=1e-5, momentum=0.875, dtype="float64", name="bn")(hidden)
@@ -254,7 +254,7 @@ def written(folder: Path) -> dict[str, Any]:
         keras_trained(model, optimizer, "cnn", 3)
         model.save(folder / f"adam_cnn_{title}.keras")
         model.save(folder / f"adam_cnn_{title}.h5")
-        found[f"adam_{title}"] = _report(model, optimizer, "cnn")
+        files[f"adam_{title}"] = _report(model, optimizer, "cnn")
     net = keras.Sequential(
         [
             keras.Input((4,), dtype="float64"),
@@ -268,8 +268,8 @@ def written(folder: Path) -> dict[str, Any]:
         keras_trained(net, optimizer, "mlp", 3)
         net.save(folder / f"{name}_mlp.keras")
         net.save(folder / f"{name}_mlp.h5")
-        found[f"{name}_sequential"] = _report(net, optimizer, "mlp")
-    return found
+        files[f"{name}_sequential"] = _report(net, optimizer, "mlp")
+    return files
 
 
 # --- From PyTorch ------------------------------------------------------------------------------------------
@@ -316,14 +316,14 @@ def to_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_the_tutorials_checkpoint_trains_on_in_keras(
     to_tensorflow: Mapping[str, Any], name: str, kind: str, form: str
 ) -> None:
-    expected, found = (
+    expected, report = (
         to_tensorflow["expected"][f"{name}_{kind}"],
         to_tensorflow["found"][f"{name}_{kind}{form}"],
     )
-    np.testing.assert_allclose(found["before"], expected["before"], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(report["before"], expected["before"], rtol=0, atol=1e-12)
     assert not np.allclose(expected["after"], expected["before"], rtol=0, atol=1e-4)
-    np.testing.assert_allclose(found["after"], expected["after"], rtol=0, atol=1e-9)
-    assert found.get("epoch", 3) == 3
+    np.testing.assert_allclose(report["after"], expected["after"], rtol=0, atol=1e-9)
+    assert report.get("epoch", 3) == 3
 
 
 # --- From TensorFlow ---------------------------------------------------------------------------------------
@@ -361,16 +361,16 @@ def test_tensorflows_files_train_on_in_torch(
     import torch
 
     folder, wanted = from_tensorflow
-    title, entry, state, said = FORMS[form]
+    title, entry, state, text = FORMS[form]
     kind = "cnn" if "cnn" in form else "mlp"
-    made = tmp_path / "made.pt"
+    built = tmp_path / "made.pt"
     # What only a configuration in the file would say.
-    given = [f"{said}/{setting}={value}" for setting, value in OPTIMIZERS[name][3].items()] if said else []
+    inputs = [f"{text}/{setting}={value}" for setting, value in OPTIMIZERS[name][3].items()] if text else []
     # A configuration tells what is flattened.
-    flatten = ["pi/fc=4,4,4"] if kind == "cnn" and said else []
-    done = convert(str(folder / form.format(name)), str(made), optimizer=given, flatten=flatten, sync=False)
+    flatten = ["pi/fc=4,4,4"] if kind == "cnn" and text else []
+    done = convert(str(folder / form.format(name)), str(built), optimizer=inputs, flatten=flatten, sync=False)
     assert done.written, done.report
-    content = torch.load(made)
+    content = torch.load(built)
     net = torch_net(kind)
     if kind == "cnn":
         net.bn.momentum = 0.125
@@ -381,8 +381,8 @@ def test_tensorflows_files_train_on_in_torch(
     optimizer.load_state_dict(content[state])
     net.train()
     torch_trained(net, optimizer, kind, 1)
-    found = torch_outputs(net, kind, train=True)
-    np.testing.assert_allclose(found, expected["after"], rtol=0, atol=1e-9)
+    outputs = torch_outputs(net, kind, train=True)
+    np.testing.assert_allclose(outputs, expected["after"], rtol=0, atol=1e-9)
     if form.endswith("-1"):
         assert (content["step"], content["note"]) == (7, "run 1")
 
@@ -390,15 +390,15 @@ def test_tensorflows_files_train_on_in_torch(
 def test_tensorflows_forms_become_each_other(
     from_tensorflow: tuple[Path, Mapping[str, Any]], tmp_path: Path
 ) -> None:
-    folder, wanted = from_tensorflow
+    folder, expected = from_tensorflow
     for form, to in (("adam_mlp-1", "keras"), ("adam_mlp.keras", "tf")):
         done = converted(folder / form, tmp_path, to)
         assert done.written, done.report
         assert done.report.complete
-    found = tensorflow_child.run(__file__, "rebuilt", tmp_path)
+    reports = tensorflow_child.run(__file__, "rebuilt", tmp_path)
     for form, title in (("weights", "adam_mlp"), ("objects", "adam_sequential")):
         for when in ("before", "after"):
-            np.testing.assert_allclose(found[form][when], wanted[title][when], rtol=0, atol=1e-9)
+            np.testing.assert_allclose(reports[form][when], expected[title][when], rtol=0, atol=1e-9)
 
 
 def test_a_schedules_learning_rate_is_not_made_up(
@@ -413,11 +413,11 @@ def test_a_schedules_learning_rate_is_not_made_up(
         {path: others for path, others in source.tree.aliases.items() if path not in rates},
         source.tree.containers,
     )
-    for settings, held in (({}, False), ({"opt": {"learning_rate": 0.5}}, True)):
+    for settings, is_kept in (({}, False), ({"opt": {"learning_rate": 0.5}}, True)):
         plan = to_objects(tree, settings, file=True)
         assert plan is not None
         targets = {*(move.target for move in plan.moves), *plan.added}
-        assert any(str(path[-1].value) == "_learning_rate" for path in targets) is held
+        assert any(str(path[-1].value) == "_learning_rate" for path in targets) is is_kept
 
 
 # --- Which parameters an optimizer trains ------------------------------------------------------------------
@@ -496,7 +496,7 @@ def test_two_adams_of_tensorflow_1_are_left_out_by_name(
 def test_names_go_before_the_order(tmp_path: Path, named: bool) -> None:
     net = square()
     order = list(net.named_parameters())[::-1]
-    optimizer = stepped(order if named else [each for _, each in order], net)
+    optimizer = stepped(order if named else [parameter for _, parameter in order], net)
     done = converted(
         saved(tmp_path / "a.pt", {"model": net.state_dict(), "o": optimizer.state_dict()}), tmp_path
     )
@@ -504,10 +504,10 @@ def test_names_go_before_the_order(tmp_path: Path, named: bool) -> None:
         require_left_out(done, "o")
         assert moments(done.target) == {}
         return
-    found = moments(done.target)
+    slots = moments(done.target)
     for number, layer in enumerate(net):
         expected = optimizer.state[layer.weight]["exp_avg"].numpy().T
-        np.testing.assert_array_equal(found[f"model/{EDGES}/{number + 1}/kernel"], expected)
+        np.testing.assert_array_equal(slots[f"model/{EDGES}/{number + 1}/kernel"], expected)
 
 
 def test_equal_networks_are_told_apart_by_the_optimizers_names(tmp_path: Path) -> None:
@@ -517,10 +517,10 @@ def test_equal_networks_are_told_apart_by_the_optimizers_names(tmp_path: Path) -
     content |= {f"optimizer_{name}": states[name].state_dict() for name in ("D", "G")}
     done = converted(saved(tmp_path / "gan.pt", content), tmp_path)
     assert done.written, done.report
-    found = moments(done.target)
+    slots = moments(done.target)
     for name, net in nets.items():
         expected = states[name].state[net[0].weight]["exp_avg"].numpy().T
-        np.testing.assert_array_equal(found[f"net{name}/{EDGES}/1/kernel"], expected)
+        np.testing.assert_array_equal(slots[f"net{name}/{EDGES}/1/kernel"], expected)
 
 
 @pytest.mark.parametrize("names", [("g", "d"), ("first", "second")])
@@ -553,10 +553,10 @@ def test_one_optimizer_of_two_networks_is_joined_where_one_order_fits(tmp_path: 
     content = {"pi": pi.state_dict(), "v": v.state_dict(), "opt": optimizer.state_dict()}
     done = converted(saved(tmp_path / "x.pt", content), tmp_path)
     assert done.written, done.report
-    found = moments(done.target)
+    slots = moments(done.target)
     for name, net in (("pi", pi), ("v", v)):
         expected = optimizer.state[net[1].weight]["exp_avg"].numpy().T
-        np.testing.assert_array_equal(found[f"{name}/{EDGES}/2/kernel"], expected)
+        np.testing.assert_array_equal(slots[f"{name}/{EDGES}/2/kernel"], expected)
 
 
 def test_a_part_of_a_network_is_joined_where_one_choice_fits(tmp_path: Path) -> None:
@@ -568,7 +568,7 @@ def test_a_part_of_a_network_is_joined_where_one_choice_fits(tmp_path: Path) -> 
         content = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
         done = converted(saved(tmp_path / "x.pt", content), tmp_path, dry_run=True)
         assert any("is left out" in note for note in done.report.notes) is not fits
-        assert any(said.startswith("optimizer ") for said in done.report.assumed) is fits
+        assert any(sentence.startswith("optimizer ") for sentence in done.report.assumed) is fits
 
 
 def test_parameters_without_state_are_left_out_of_keras_optimizer(tmp_path: Path) -> None:
@@ -639,15 +639,15 @@ def test_a_decay_beside_the_gradient_is_adams_alone() -> None:
     from ckpttool.mapping.rules import KEEP
 
     weight = (attr("networks"), attr("w"))
-    told = {"weight_decay": 0.5, "decoupled_weight_decay": True}
+    settings = {"weight_decay": 0.5, "decoupled_weight_decay": True}
     named = {"m": "Adam", "u": "Adamax", "rms": "RMSprop", "squares": "Adagrad", "velocity": "SGD"}
     for kind, cls in named.items():
         leaves = {weight: ValueLeaf(1.0), canonical_slot_path("opt", kind, weight): ValueLeaf(1.0)}
         leaves[canonical_setting_path("opt", "momentum")] = ValueLeaf(0.5)
-        known = CanonicalOptimizer("opt", Tree(leaves), told, {})
-        made = TorchOptimizerWriter(known, [Move(weight, (key("w"),), KEEP)])
-        lost = [name for name in made.plan().missing if name.endswith("weight_decay")]
-        assert made.family.name == cls
+        known = CanonicalOptimizer("opt", Tree(leaves), settings, {})
+        writer = TorchOptimizerWriter(known, [Move(weight, (key("w"),), KEEP)])
+        lost = [name for name in writer.plan().missing if name.endswith("weight_decay")]
+        assert writer.family.name == cls
         assert bool(lost) == (cls != "Adam"), cls
 
 
@@ -760,16 +760,16 @@ def test_values_never_stop_a_conversion(tmp_path: Path, to: str) -> None:
     beside = Path(f"{done.target}.ckpttool.residue.pt")
     assert beside.exists() is (to == "keras")
     if to == "keras":
-        found = open_checkpoint(str(beside)).tree
-        (state,) = (leaf.array() for path, leaf in found.tensors() if path[0].value == "rng_state")
+        read_back = open_checkpoint(str(beside)).tree
+        (state,) = (leaf.array() for path, leaf in read_back.tensors() if path[0].value == "rng_state")
         source_tree = open_checkpoint(str(source)).tree
         (expected,) = (leaf.array() for path, leaf in source_tree.tensors() if path[0].value == "rng_state")
         np.testing.assert_array_equal(state, expected)
 
 
 def sidecar_of(path: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(f"{path}.ckpttool.json").read_text())
-    return found
+    sidecar: dict[str, Any] = json.loads(Path(f"{path}.ckpttool.json").read_text())
+    return sidecar
 
 
 @pytest.mark.parametrize("to", ["tf", "keras"])
@@ -793,17 +793,17 @@ def test_values_of_tensorflow_become_values_of_torch(tmp_path: Path) -> None:
     done = converted(saved(tmp_path / "x.pt", content), tmp_path)
     Path(f"{done.target}.ckpttool.json").unlink()  # as after more training
     settings = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8}
-    given = [f"optimizer/{name}={value}" for name, value in settings.items()]
-    back = convert(done.target, str(tmp_path / "back.pt"), to="torch", optimizer=given, sync=False)
+    options = [f"optimizer/{name}={value}" for name, value in settings.items()]
+    back = convert(done.target, str(tmp_path / "back.pt"), to="torch", optimizer=options, sync=False)
     assert back.written, back.report
-    found = torch.load(back.target)
-    assert found["epoch"] == 3
+    data = torch.load(back.target)
+    assert data["epoch"] == 3
     # Keras's input layer is number 0.
-    net.load_state_dict({f"{int(name[0]) - 1}{name[1:]}": each for name, each in found["model"].items()})
-    torch.optim.Adam(net.parameters()).load_state_dict(found["optimizer"])
+    net.load_state_dict({f"{int(name[0]) - 1}{name[1:]}": tensor for name, tensor in data["model"].items()})
+    torch.optim.Adam(net.parameters()).load_state_dict(data["optimizer"])
     for number, state in optimizer.state_dict()["state"].items():
         for name, tensor in state.items():
-            assert torch.equal(found["optimizer"]["state"][number][name], tensor)
+            assert torch.equal(data["optimizer"]["state"][number][name], tensor)
 
 
 @pytest.mark.parametrize("text", ["optimizer/nothing=1", "other/beta_1=0.5", "optimizer/learning_rate=1"])
@@ -920,7 +920,7 @@ def test_averaged_weights_are_a_choice(tmp_path: Path, average: str) -> None:
     follows: Any = torch.optim.swa_utils.AveragedModel(square(2))
     content = {"model": net.state_dict(), average: follows.state_dict(), "optimizer": optimizer.state_dict()}
     source = saved(tmp_path / "x.pt", content)
-    for which, wanted, moved in (("ema", follows.module, False), ("raw", net, True)):
+    for which, expected, moved in (("ema", follows.module, False), ("raw", net, True)):
         (tmp_path / which).mkdir()
         done = converted(source, tmp_path / which, "keras", weights=which)
         assert done.written, done.report
@@ -930,7 +930,7 @@ def test_averaged_weights_are_a_choice(tmp_path: Path, average: str) -> None:
             for path, leaf in tree.tensors()
             if str(path[-1].value) == "kernel" and leaf.of is None
         ]
-        np.testing.assert_array_equal(kernels, [layer.weight.detach().numpy().T for layer in wanted])
+        np.testing.assert_array_equal(kernels, [layer.weight.detach().numpy().T for layer in expected])
         assert bool(moments(done.target)) is moved
         assert any(average in note for note in done.report.notes)
 
@@ -992,8 +992,8 @@ def test_a_sum_of_two_biases_has_the_moments_that_keras_would_have(tmp_path: Pat
     assert done.written, done.report
     expected = tensorflow_child.run(__file__, "sums", tmp_path)
     for slot in "mv":
-        found = moments(done.target, slot)["model/rnn/cell/bias"]
-        np.testing.assert_allclose(found, expected[slot], rtol=1e-4, atol=1e-6)
+        moment = moments(done.target, slot)["model/rnn/cell/bias"]
+        np.testing.assert_allclose(moment, expected[slot], rtol=1e-4, atol=1e-6)
     back = convert(done.target, str(tmp_path / "back.pt"), to="torch", sync=False).target
     assert digest(back).sha256 == digest(str(tmp_path / "x.pt")).sha256
 
@@ -1005,11 +1005,11 @@ def test_two_biases_with_moments_of_their_own_stop_an_optimizer_but_not_a_networ
     assert not done.written
     assert {name.rpartition("/")[2] for name in done.report.unused} == {"exp_avg", "exp_avg_sq"}
     done = converted(source, tmp_path, allow_missing=True)
-    found = moments(done.target)
+    slots = moments(done.target)
     expected = optimizer.state[net["rnn"].bias_ih_l0]["exp_avg"].numpy()
-    np.testing.assert_array_equal(found["model/rnn/cell/bias"], expected)
+    np.testing.assert_array_equal(slots["model/rnn/cell/bias"], expected)
     expected = optimizer.state[net["rnn"].weight_hh_l0]["exp_avg"].numpy().T
-    np.testing.assert_array_equal(found["model/rnn/cell/recurrent_kernel"], expected)
+    np.testing.assert_array_equal(slots["model/rnn/cell/recurrent_kernel"], expected)
     (tmp_path / "part").mkdir()
     assert converted(source, tmp_path / "part", part="model").written
 
@@ -1032,9 +1032,9 @@ def test_learning_rates_of_groups_are_kept_beside_keras_optimizer(tmp_path: Path
     assert any("learning_rate" in note and "0.25" in note for note in done.report.notes)
     (tmp_path / "x.pt").unlink()
     back = convert(done.target, str(tmp_path / "back.pt"), to="torch", sync=False).target
-    found = torch.load(back)["optimizer"]["param_groups"]
-    assert [group["lr"] for group in found] == [0.5, 0.25]
-    assert [group["betas"] for group in found] == [(0.9, 0.999), (0.5, 0.75)]
+    result = torch.load(back)["optimizer"]["param_groups"]
+    assert [group["lr"] for group in result] == [0.5, 0.25]
+    assert [group["betas"] for group in result] == [(0.9, 0.999), (0.5, 0.75)]
 
 
 def test_a_layer_of_two_names_has_one_moment(tmp_path: Path) -> None:
@@ -1052,16 +1052,16 @@ def test_a_layer_of_two_names_has_one_moment(tmp_path: Path) -> None:
     slots = [path for path, leaf in tree.tensors() if leaf.slot == "m"]
     assert len(slots) == len(optimizer.state_dict()["state"]) == 4
     back = convert(done.target, str(tmp_path / "back.pt"), to="torch", sync=False)
-    found = torch.load(back.target)["optimizer"]["state"]
+    states = torch.load(back.target)["optimizer"]["state"]
     for number, state in optimizer.state_dict()["state"].items():
-        torch.testing.assert_close(found[number]["exp_avg"], state["exp_avg"], rtol=0, atol=0)
+        torch.testing.assert_close(states[number]["exp_avg"], state["exp_avg"], rtol=0, atol=0)
 
 
 def unusual(folder: Path) -> dict[str, Any]:
     """Write models whose optimizers their files describe by class or wrap; return Adam's first moment."""
     import keras
 
-    optimizers, found = keras.optimizers, {}
+    optimizers, reports = keras.optimizers, {}
     for title, optimizer in {
         "plain_sgd": optimizers.SGD(RATE),
         "adamw": optimizers.AdamW(RATE),
@@ -1078,10 +1078,10 @@ def unusual(folder: Path) -> dict[str, Any]:
         net.fit(np.ones((4, 4, 2) if recurrent else (4, 2)), np.ones((4, 3)), epochs=2, verbose=0)
         net.save_weights(folder / f"{title}.weights.h5")
         net.save(folder / f"{title}.keras")
-        held = getattr(optimizer, "inner_optimizer", optimizer)
-        moments = [np.asarray(v).T.tolist() for v in held.variables if "momentum" in v.path]
-        found[title] = moments[0] if moments else None
-    return found
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        moments = [np.asarray(v).T.tolist() for v in inner.variables if "momentum" in v.path]
+        reports[title] = moments[0] if moments else None
+    return reports
 
 
 @pytest.fixture(scope="module")
@@ -1105,10 +1105,10 @@ def test_the_class_of_an_optimizer_is_that_of_the_file(
         "optimizer"
     ]
     assert group["param_groups"][0]["weight_decay"] == 0.004
-    found = torch.load(converted(folder / f"scaled{suffix}", tmp_path, "torch", force=True).target)
-    assert [name for name in found if name.startswith("opt")] == ["optimizer"]
+    contents = torch.load(converted(folder / f"scaled{suffix}", tmp_path, "torch", force=True).target)
+    assert [name for name in contents if name.startswith("opt")] == ["optimizer"]
     np.testing.assert_array_equal(
-        found["optimizer"]["state"][0]["exp_avg"].numpy(), np.float32(expected["scaled"])
+        contents["optimizer"]["state"][0]["exp_avg"].numpy(), np.float32(expected["scaled"])
     )
 
 
@@ -1150,10 +1150,10 @@ def test_averages_of_weights_are_kept_beside_torchs_optimizer(
     folder, expected = unusual_files
     done = converted(folder / f"averaged{suffix}", tmp_path, "torch")
     assert done.written, done.report
-    found = torch.load(done.target)["optimizer"]["state"][0]["exp_avg"].numpy()
-    np.testing.assert_array_equal(found, np.float32(expected["averaged"]))
+    moment = torch.load(done.target)["optimizer"]["state"][0]["exp_avg"].numpy()
+    np.testing.assert_array_equal(moment, np.float32(expected["averaged"]))
     receipt = json.loads(Path(f"{done.target}.ckpttool.json").read_text())
-    assert sum("average" in each["path"] for each in receipt["residue"]) == 2
+    assert sum("average" in row["path"] for row in receipt["residue"]) == 2
 
 
 @pytest.mark.parametrize("to", ["tf", "keras"])
@@ -1200,12 +1200,12 @@ def test_a_gru_keeps_both_biases_and_its_optimizer(tmp_path: Path) -> None:
     Path(f"{done.target}.ckpttool.json").unlink()
     back = convert(done.target, str(tmp_path / "back.pt"), to="torch", sync=False)
     assert back.written, back.report
-    found = torch.load(back.target)
-    names = list(found["model"])
+    contents = torch.load(back.target)
+    names = list(contents["model"])
     state = optimizer.state_dict()["state"]
     # Each of Keras's cells is a module of its own: the names are others, the parameters' order is the same.
     assert len(names) == len(state)
-    for number, tensors in found["optimizer"]["state"].items():
+    for number, tensors in contents["optimizer"]["state"].items():
         for name, tensor in tensors.items():
             assert torch.equal(tensor, state[number][name])
 
@@ -1338,17 +1338,17 @@ def test_sorted_names_never_change_whose_moments_these_are(tmp_path: Path, name:
     if not sure:
         require_left_out(done, "optimizer")
         return
-    found = open_checkpoint(done.target).tree
-    wanted = {path: optimizer.state[p]["exp_avg"].numpy() for path, p in net.named_parameters()}
-    slots = [leaf for _, leaf in found.tensors() if leaf.slot == "m"]
-    assert len(slots) == len(wanted)
+    tree = open_checkpoint(done.target).tree
+    expected = {path: optimizer.state[p]["exp_avg"].numpy() for path, p in net.named_parameters()}
+    slots = [leaf for _, leaf in tree.tensors() if leaf.slot == "m"]
+    assert len(slots) == len(expected)
     for leaf in slots:
         assert leaf.of is not None
-        *module, last = found.names[leaf.of].split("/")[1:]
+        *module, last = tree.names[leaf.of].split("/")[1:]
         if module[:2] == ["_functional", "_operations"]:  # a Sequential of Keras counts from its input layer
             module = [str(int(module[2]) - 1), *module[3:]]
         their = {"kernel": "weight", "gamma": "weight", "bias": "bias", "beta": "bias"}[last]
-        moment = wanted[".".join((*module, their))]
+        moment = expected[".".join((*module, their))]
         np.testing.assert_array_equal(leaf.array(), moment.T if last == "kernel" else moment)
 
 
@@ -1395,12 +1395,12 @@ def test_an_order_is_found_only_where_it_is_the_modules_own(seed: int) -> None:
         names = draw.sample("abcdefg", draw.randint(1, 4))
         return [((name, *inner), shape) for name in names for inner, shape in made(depth - 1)]
 
-    found = 0
+    count = 0
     for _ in range(50):
         parameters = made(3)
         stored = sorted(parameters)
         order = optimizers_read.find_only_order(stored, [shape for _, shape in parameters], numbered=False)
         if order is not None:
             assert [stored[number] for number in order] == parameters
-            found += 1
-    assert found
+            count += 1
+    assert count

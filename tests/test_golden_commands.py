@@ -40,7 +40,7 @@ NUMBER = re.compile(r"-?\d[\d,]*(\.\d+)?(e[+-]?\d+)?")
 
 def run(*arguments: object, folder: Path) -> Ran:
     """Run a command in the checkout; TMP in an argument is the test's folder."""
-    return in_process(*(str(each).replace("TMP", str(folder)) for each in arguments), cwd=ROOT)
+    return in_process(*(str(argument).replace("TMP", str(folder)) for argument in arguments), cwd=ROOT)
 
 
 def without_numbers(text: str) -> str:
@@ -116,7 +116,7 @@ def _page_words(file: Path) -> str:
     return without_numbers("\n".join(words))
 
 
-@pytest.mark.parametrize("name", ["", *(each.name for each in COMMANDS)])
+@pytest.mark.parametrize("name", ["", *(command.name for command in COMMANDS)])
 def test_help(name: str, tmp_path: Path, golden: Golden) -> None:
     ran = run(*([name] if name else []), "--help", folder=tmp_path)
     assert ran.status == 0

@@ -27,7 +27,7 @@ def wheel(folder: Path, name: str, version: str, *requires: str) -> bundle.Wheel
     lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"]
     contents = {
         f"{name}.py": f"version = {version!r}\n",
-        f"{info}/METADATA": "\n".join([*lines, *(f"Requires-Dist: {each}" for each in requires)]) + "\n",
+        f"{info}/METADATA": "\n".join([*lines, *(f"Requires-Dist: {item}" for item in requires)]) + "\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = "".join(f"{path},,\n" for path in (*contents, f"{info}/RECORD"))
@@ -51,9 +51,9 @@ def manifest(folder: Path, *wheels: bundle.Wheel, **changes: Any) -> None:
 @pytest.fixture
 def roots(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the requirements that are installed in these tests."""
-    wanted: list[str] = []
-    monkeypatch.setattr(bundle, "_roots", lambda _: wanted)
-    return wanted
+    expected: list[str] = []
+    monkeypatch.setattr(bundle, "_roots", lambda _: expected)
+    return expected
 
 
 def test_older_platforms_are_included() -> None:
@@ -70,8 +70,8 @@ def test_what_the_machine_has_is_not_installed(
     machine = {"present": "2.0", "old": "1.0", "numpy": "1.20"}
     monkeypatch.setattr(bundle, "_installed", machine.get)
     wheels = {
-        each.name: each
-        for each in (
+        candidate.name: candidate
+        for candidate in (
             wheel(tmp_path, "present", "9.0"),
             wheel(tmp_path, "old", "2.0", "further>=1", "other; python_version < '3'", "more; extra == 'x'"),
             wheel(tmp_path, "numpy", "2.4"),
@@ -79,9 +79,9 @@ def test_what_the_machine_has_is_not_installed(
             wheel(tmp_path, "new", "0.30"),
         )
     }
-    wanted = ["present>=1", "old>=2", "numpy>=1.26", "new>=0.24,<0.29", "absent"]
-    chosen, lacking = bundle.choose(tmp_path, wheels, wanted)
-    assert [each.name for each in chosen] == ["old", "further"]
+    expected = ["present>=1", "old>=2", "numpy>=1.26", "new>=0.24,<0.29", "absent"]
+    chosen, lacking = bundle.choose(tmp_path, wheels, expected)
+    assert [candidate.name for candidate in chosen] == ["old", "further"]
     assert {name.split(">")[0].split("<")[0] for name in lacking} == {"numpy", "new", "absent"}
 
 
@@ -96,8 +96,8 @@ def test_an_installation_without_a_network(tmp_path: Path, roots: list[str]) -> 
     roots += ["ckpttool_first"]
     # Names are compared as packages indexes do.
     facts = json.loads((folder / bundle.MANIFEST).read_text())
-    for each in facts["wheels"]:
-        each["name"] = each["name"].replace("_", "-")
+    for row in facts["wheels"]:
+        row["name"] = row["name"].replace("_", "-")
     (folder / bundle.MANIFEST).write_text(json.dumps(facts))
     unreachable = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_FIND_LINKS": ""}
     with pytest.MonkeyPatch.context() as patched:
@@ -148,16 +148,16 @@ class TestMaking:
 
     @pytest.fixture
     def commands(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-        seen: list[tuple[str, ...]] = []
+        calls: list[tuple[str, ...]] = []
 
         def pip(*arguments: str) -> None:
-            seen.append(arguments)
+            calls.append(arguments)
             kind = "--dest" if arguments[0] == "download" else "--wheel-dir"
             folder = Path(arguments[arguments.index(kind) + 1])
             wheel(folder, "ckpttool" if arguments[0] == "wheel" else "typer", "0.28")
 
         monkeypatch.setattr(bundle, "_pip", pip)
-        return seen
+        return calls
 
     def test_it_holds_the_core_and_says_what_it_leaves_out(
         self, tmp_path: Path, commands: list[tuple[str, ...]]
@@ -166,7 +166,7 @@ class TestMaking:
         for _ in range(2):  # a new one replaces an older one
             assert bundle.main([str(folder), "--python", "3.12"]) == 0
         facts = json.loads((folder / bundle.MANIFEST).read_text())
-        assert {each["name"] for each in facts["wheels"]} == {"ckpttool", "typer"}
+        assert {wheel["name"] for wheel in facts["wheels"]} == {"ckpttool", "typer"}
         assert {"torch", "mujoco"} <= set(facts["left_out"])
         assert facts["python"] == "3.12"
         assert sorted(file.suffix for file in folder.iterdir()) == [".json", ".txt", ".whl", ".whl"]

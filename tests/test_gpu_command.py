@@ -55,7 +55,7 @@ def context(tmp_path: Path) -> Context:
 
 
 def part(module: Any, name: str) -> Part:
-    return next(each for each in module.PARTS if each.name == name)
+    return next(part for part in module.PARTS if part.name == name)
 
 
 def failed(record: dict[str, Any]) -> list[str]:
@@ -64,7 +64,7 @@ def failed(record: dict[str, Any]) -> list[str]:
 
 
 IN_PROCESS = [
-    *(each for module in (limits, checks, transfers) for each in module.PARTS if not each.fresh),
+    *(part for module in (limits, checks, transfers) for part in module.PARTS if not part.fresh),
     *contract.SANITIZERS,
     *(part(checks, f"backend {name}") for name in ("numpy", "onnxruntime")),
     *(part(speed, name) for name in ("actor 256x256", "steps of Pendulum-v1", "64 checkpoint files")),
@@ -72,7 +72,7 @@ IN_PROCESS = [
 ]
 
 
-@pytest.mark.parametrize("each", IN_PROCESS, ids=lambda each: each.name)
+@pytest.mark.parametrize("each", IN_PROCESS, ids=lambda part: part.name)
 def test_a_part_is_green_on_the_cpu(each: Part, context: Context) -> None:
     record = run_part(each, context)
     if each.name in BOTH_NEED_CUDA:
@@ -103,9 +103,9 @@ class Faulty:
         self.device, self.act = policy.device, policy.act
 
     def step(self, obs: Any, state: Any = ()) -> Any:
-        change = self._faults.get("obs", lambda given: given)
-        action, after = self._policy.step(change(obs), self._faults.get("state", lambda given: given)(state))
-        return self._faults.get("action", lambda given: given)(action), after
+        change = self._faults.get("obs", lambda arguments: arguments)
+        action, after = self._policy.step(change(obs), self._faults.get("state", lambda args: args)(state))
+        return self._faults.get("action", lambda arguments: arguments)(action), after
 
 
 def with_fault(context: Context, **faults: Callable[..., Any]) -> Context:
@@ -122,13 +122,13 @@ def with_network(context: Context, change: Callable[[str, np.ndarray], np.ndarra
     return replace(context, make=make)
 
 
-def as_tf32(given: Any) -> Any:
+def as_tf32(array: Any) -> Any:
     """Keep ten bits of the fraction, as a product in TF32 does with its factors."""
-    if isinstance(given, dict):
-        return {name: as_tf32(array) for name, array in given.items()}
-    if given.dtype != np.float32:
-        return given
-    return ((given.view(np.uint32) + 0x1000) & np.uint32(0xFFFFE000)).view(np.float32)
+    if isinstance(array, dict):
+        return {name: as_tf32(array) for name, array in array.items()}
+    if array.dtype != np.float32:
+        return array
+    return ((array.view(np.uint32) + 0x1000) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def last_bit(array: np.ndarray) -> np.ndarray:
@@ -205,8 +205,8 @@ def test_a_leak_is_found(context: Context) -> None:
 
 
 def test_other_returns_are_found(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    def more(*given: Any, **how: Any) -> Any:
-        return tuple(replace(each, returns=each.returns + 1) for each in rollouts(*given, **how))
+    def more(*arguments: Any, **how: Any) -> Any:
+        return tuple(replace(rollout, returns=rollout.returns + 1) for rollout in rollouts(*arguments, **how))
 
     rollouts = checks.rollouts
     monkeypatch.setattr(checks, "rollouts", more)
@@ -258,8 +258,8 @@ def copies_up(_: Any) -> None:
 def test_an_extra_copy_in_the_loop_is_found(
     extra: Callable[[Any], Any], direction: str, context: Context
 ) -> None:
-    found = failed(run_part(part(transfers, "Pendulum-v1 in the loop"), acting(context, extra)))
-    assert any(direction in name for name in found)
+    failures = failed(run_part(part(transfers, "Pendulum-v1 in the loop"), acting(context, extra)))
+    assert any(direction in name for name in failures)
 
 
 def test_more_uploads_are_found(context: Context, golden: Golden) -> None:
@@ -270,10 +270,10 @@ def test_more_uploads_are_found(context: Context, golden: Golden) -> None:
             torch.tensor([1.0])
         return parts.torch_policy(network, device, **options)
 
-    found = failed(run_part(part(transfers, "uploads of an evaluation"), replace(context, make=make)))
-    golden("\n".join(found))
-    found = failed(run_part(part(transfers, "uploads of an evaluation"), acting(context, copies_up)))
-    golden("\n".join(found))
+    failures = failed(run_part(part(transfers, "uploads of an evaluation"), replace(context, make=make)))
+    golden("\n".join(failures))
+    failures = failed(run_part(part(transfers, "uploads of an evaluation"), acting(context, copies_up)))
+    golden("\n".join(failures))
 
 
 def test_blind_counting_is_no_proof(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,9 +368,9 @@ def test_a_capture_that_fails(fault: str | None, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(torch_programs, "capture_graph", captured)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    found = failed(run_part(part(checks, "a capture that fails"), pretended(make)))
+    failures = failed(run_part(part(checks, "a capture that fails"), pretended(make)))
     kinds = {None: 0, "no exception": 2, "other numbers": 4}
-    assert len(found) == kinds[fault]
+    assert len(failures) == kinds[fault]
 
 
 @pytest.mark.parametrize(
@@ -399,10 +399,10 @@ def test_out_of_memory(error: Exception | None, count: int, monkeypatch: pytest.
     monkeypatch.setattr(
         torch.cuda, "set_per_process_memory_fraction", lambda share, _: fractions.append(share)
     )
-    found = failed(
+    failures = failed(
         run_part(part(checks, "out of memory"), pretended(lambda n, d, **_: Small(parts.torch_policy(n, d))))
     )
-    assert len(found) == count
+    assert len(failures) == count
     assert fractions[-1] == 1.0
 
 
@@ -453,16 +453,16 @@ def test_the_summary_of_memcheck(golden: Golden) -> None:
     with pytest.raises(RuntimeError) as caught:
         contract.summary("", 1, "cannot open libcuda")
     golden(str(caught.value))
-    for each in contract.SANITIZED:
-        assert run_part(each, Context("cpu"))["status"] == PASSED
+    for sanitized in contract.SANITIZED:
+        assert run_part(sanitized, Context("cpu"))["status"] == PASSED
 
 
 def test_the_start_is_timed_in_fresh_processes(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[str] = []
-    monkeypatch.setattr(start, "_run", lambda program, arguments: begun.append(program))
+    started: list[str] = []
+    monkeypatch.setattr(start, "_run", lambda program, arguments: started.append(program))
     record = run_part(start.PARTS[0], context)
     assert record["status"] == MEASURED
-    assert len(begun) == 3 * 4
+    assert len(started) == 3 * 4
     names = {figure["name"]: figure for figure in record["figures"]}
     assert set(names[start.FIRST]["beside"]) == {
         f"{other} / this" for other in (start.IMPORT, start.READY, start.PLAIN)
@@ -482,9 +482,9 @@ def test_ways_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(limits.time, "perf_counter", lambda: now[0])
     calls = {"slow": lambda: work("slow", 0.004), "fast": lambda: work("fast", 0.0002)}
-    took = limits.in_turn(calls, lambda: None, 0.05)
-    assert 3 <= len(took["slow"]) == len(took["fast"]) <= 15
-    assert limits.ratio(took["slow"], took["fast"]) > 10
+    times = limits.in_turn(calls, lambda: None, 0.05)
+    assert 3 <= len(times["slow"]) == len(times["fast"]) <= 15
+    assert limits.ratio(times["slow"], times["fast"]) > 10
     # Rounds alternate: the machine's drift meets both.
     assert re.fullmatch(r"(slow(fast)+)+", "".join(order[6:]))
 
@@ -522,30 +522,30 @@ def test_sizes_that_take_too_long_are_named(context: Context, monkeypatch: pytes
 
 def test_what_dies_is_recorded_and_the_others_run(tmp_path: Path, golden: Golden) -> None:
     context = Context("cpu", quick=True, folder=str(tmp_path))
-    begun = time.perf_counter()
-    found = {r["part"]: r for r in groups.run_group("tests.gpu_parts", context, begun + 600)}
-    assert time.perf_counter() - begun < 600, "a part hangs for 1000 s"
-    status = {name: record["status"] for name, record in found.items()}
+    start_s = time.perf_counter()
+    records = {r["part"]: r for r in groups.run_group("tests.gpu_parts", context, start_s + 600)}
+    assert time.perf_counter() - start_s < 600, "a part hangs for 1000 s"
+    status = {name: record["status"] for name, record in records.items()}
     assert status == {
         **dict.fromkeys(("first", "after", "alone", "last"), PASSED),
         **dict.fromkeys(("raises", "crashes", "beyond", "hangs", "leaves"), FAILED),
         "absent": ABSENT,
     }
-    assert "SIGSEGV" in found["crashes"]["error"]
-    golden(found["hangs"]["error"])
-    assert found["raises"]["error"].split(": ")[::2] == ["FileNotFoundError", "weights.pt"]
-    assert found["beyond"]["error"] is None
-    assert found["leaves"]["error"]
+    assert "SIGSEGV" in records["crashes"]["error"]
+    golden(records["hangs"]["error"])
+    assert records["raises"]["error"].split(": ")[::2] == ["FileNotFoundError", "weights.pt"]
+    assert records["beyond"]["error"] is None
+    assert records["leaves"]["error"]
 
 
 def test_no_part_begins_after_the_runs_time(tmp_path: Path) -> None:
     late = time.perf_counter() - 1
-    found = list(groups.run_group("tests.gpu_parts", Context("cpu", folder=str(tmp_path)), late))
-    assert {record["status"] for record in found} == {FAILED}
-    assert len(found) == 10
+    records = list(groups.run_group("tests.gpu_parts", Context("cpu", folder=str(tmp_path)), late))
+    assert {record["status"] for record in records} == {FAILED}
+    assert len(records) == 10
     optional = groups.GROUPS["sanitizer"]
-    found = list(groups.run_group(optional, Context("cpu", folder=str(tmp_path)), late))
-    assert [record["status"] for record in found] == [ABSENT, ABSENT]
+    records = list(groups.run_group(optional, Context("cpu", folder=str(tmp_path)), late))
+    assert [record["status"] for record in records] == [ABSENT, ABSENT]
 
 
 def test_a_group_that_cannot_be_imported_is_recorded(tmp_path: Path) -> None:
@@ -569,9 +569,9 @@ def test_the_command_itself_imports_no_framework() -> None:
 
 def run(tmp_path: Path, *arguments: str, **modules: str) -> tuple[int, dict[str, Any]]:
     """Run the command with other groups; return its status and its result."""
-    given = ("--device", "cpu", "--out", str(tmp_path / "out"), *arguments)
+    words = ("--device", "cpu", "--out", str(tmp_path / "out"), *arguments)
     status = command.main(
-        given, {name: f"tests.gpu_parts:{attribute}" for name, attribute in modules.items()}
+        words, {name: f"tests.gpu_parts:{attribute}" for name, attribute in modules.items()}
     )
     files = list((tmp_path / "out").glob("*")) if (tmp_path / "out").is_dir() else []
     return status, json.loads(files[0].read_text()) if files else {}
@@ -637,16 +637,16 @@ def figure(
 
 def made_up(factor: float = 1.0, **changes: Any) -> dict[str, Any]:
     """Return a result of an H100 whose goals are kept, or missed by a factor below 1."""
-    found = []
+    figures = []
     for network in networks.HIDDEN:
         for rows in speed.ROWS:
             where = {"network": network, "rows": rows}
-            found.append(figure("host arrays", 20.0 + rows, "us", {report.EAGER: 3.5 * factor}, **where))
-            found.append(figure("host arrays, eager PyTorch", 70.0 + rows, "us", **where))
+            figures.append(figure("host arrays", 20.0 + rows, "us", {report.EAGER: 3.5 * factor}, **where))
+            figures.append(figure("host arrays, eager PyTorch", 70.0 + rows, "us", **where))
             beside = {report.EAGER: 2.0, report.GEMM: 0.8 * factor}
-            found.append(figure("tensors on the device", 10.0 + rows, "us", beside, **where))
+            figures.append(figure("tensors on the device", 10.0 + rows, "us", beside, **where))
     for task in checks.TASKS:
-        found += [
+        figures += [
             figure(
                 "steps on the device",
                 200 * factor * rows,
@@ -657,8 +657,10 @@ def made_up(factor: float = 1.0, **changes: Any) -> dict[str, Any]:
             )
             for rows in speed.TASK_ROWS
         ]
-    found.append(figure("a sweep of checkpoint files", 0.5, "s", {"one by one": 25 * factor}, checkpoints=64))
-    found.append(figure("from file to first action", 2.0, "s", {"import torch / this": 0.75 * factor}))
+    figures.append(
+        figure("a sweep of checkpoint files", 0.5, "s", {"one by one": 25 * factor}, checkpoints=64)
+    )
+    figures.append(figure("from file to first action", 2.0, "s", {"import torch / this": 0.75 * factor}))
     record = {
         "group": "speed",
         "part": "all",
@@ -693,7 +695,7 @@ def made_up(factor: float = 1.0, **changes: Any) -> dict[str, Any]:
         "absent": {"gymnasium": "not installed"},
         "checks": [{**check, "checks": [Check("dense | <b>", 0.0, 0.0).document()]}],
         "residency": [],
-        "speed": [{**record, "figures": found}],
+        "speed": [{**record, "figures": figures}],
         **changes,
     }
     return {**result, "goals": report.goals(result)}
@@ -778,9 +780,9 @@ def test_the_plot_is_an_image_and_the_same_each_time() -> None:
     circles = list(picture.iter("{http://www.w3.org/2000/svg}circle"))
     # Ours and eager PyTorch for three actors at four sizes, two tasks at five.
     assert len(circles) == 2 * 3 * 4 + 2 * 5
-    for each in circles:
-        assert 0 < float(each.get("cx", "0")) < width
-        assert 0 < float(each.get("cy", "0")) < height
+    for circle in circles:
+        assert 0 < float(circle.get("cx", "0")) < width
+        assert 0 < float(circle.get("cy", "0")) < height
     assert report.plot(made_up(speed=[])) is None
 
 

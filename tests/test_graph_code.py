@@ -56,13 +56,13 @@ def require_equal(expected: np.ndarray, result: np.ndarray) -> None:
 def write(folder: Path, nodes: list[Any], extents: tuple[int, ...], /, **values: Any) -> Path:
     """Write an ONNX file with the input x, the output y, and these tensors."""
     helper = onnx.helper
-    tensors = [onnx.numpy_helper.from_array(np.asarray(each), name) for name, each in values.items()]
-    made = [
+    tensors = [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()]
+    made_nodes = [
         helper.make_node(op, names, [out] if isinstance(out, str) else out, **settings)
         for op, names, out, settings in nodes
     ]
     ends = [helper.make_tensor_value_info("x", 1, extents), helper.make_tensor_value_info("y", 1, None)]
-    graph = helper.make_graph(made, "g", ends[:1], ends[1:], tensors)
+    graph = helper.make_graph(made_nodes, "g", ends[:1], ends[1:], tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     onnx.save(model, str(folder / "model.onnx"))
     return folder / "model.onnx"

@@ -54,8 +54,8 @@ def make_model(
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
         for name, array in inputs.items()
     ]
-    made = [helper.make_tensor_value_info(name, 1, None) for name in outputs]
-    graph = helper.make_graph(list(nodes), "g", values, made, tensors)
+    infos = [helper.make_tensor_value_info(name, 1, None) for name in outputs]
+    graph = helper.make_graph(list(nodes), "g", values, infos, tensors)
     imports = [helper.make_opsetid("", opset), *more.pop("imports", [])]
     return helper.make_model(graph, opset_imports=imports, ir_version=8, **more)
 
@@ -64,7 +64,7 @@ def run_onnxruntime(path: Path, inputs: dict[str, np.ndarray]) -> list[np.ndarra
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return [np.asarray(each) for each in session.run(None, inputs)]
+    return [np.asarray(output) for output in session.run(None, inputs)]
 
 
 def assert_same_numbers(
@@ -131,15 +131,15 @@ def run_node_tests(cases: Iterator[Any], folder: Path) -> tuple[int, Counter[str
         if not has_tensors_only(case):
             left["values that are no tensors of numbers"] += 1
             continue
-        ((given, wanted),) = case.data_sets
+        ((input_protos, output_protos),) = case.data_sets
         try:
             graph = load(case.model, folder / "model.onnx")
             names = [value.name for value in graph.inputs]
-            inputs = dict(zip(names, map(to_array, given), strict=True))
-            found = evaluate(graph, inputs)
-            for array, expected in zip(found.values(), map(to_array, wanted), strict=True):
+            inputs = dict(zip(names, map(to_array, input_protos), strict=True))
+            results = evaluate(graph, inputs)
+            for array, expected in zip(results.values(), map(to_array, output_protos), strict=True):
                 assert_same_numbers(array, expected, case.rtol)
-            check_shapes(graph, inputs, found)
+            check_shapes(graph, inputs, results)
         except UnsupportedError as error:
             left[error.found or "FLOAT4E2M1"] += 1
         except Exception as error:  # noqa: BLE001  # all failures are listed together
@@ -228,14 +228,14 @@ OLD: dict[str, tuple[int, list[Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", OLD)
 def test_older_versions_compute_what_onnxruntime_does(name: str, tmp_path: Path) -> None:
     opset, nodes, constants = OLD[name]
-    used = {each for node in nodes for each in node.input}
+    used = {name for node in nodes for name in node.input}
     inputs = {key: value for key, value in {"x": X, "i": IMAGE}.items() if key in used}
     model = make_model(nodes, inputs, constants, opset)
     graph = load(model, tmp_path / "m.onnx")
     (expected,) = run_onnxruntime(tmp_path / "m.onnx", inputs)
-    found = evaluate(graph, inputs)["y"]
-    assert_same_numbers(found, expected, 1e-5, 1e-6)
-    assert infer_shapes(graph)["y"] in (None, found.shape)
+    output = evaluate(graph, inputs)["y"]
+    assert_same_numbers(output, expected, 1e-5, 1e-6)
+    assert infer_shapes(graph)["y"] in (None, output.shape)
 
 
 @pytest.mark.parametrize(
@@ -300,8 +300,8 @@ def test_functions_are_inlined_with_their_attributes_and_versions(tmp_path: Path
     assert [node.scope for node in graph.nodes] == [("actor", "0")] * 3 + [("actor", "1")] * 3
     # Constants of a function are leaves of the tree, too.
     tree = ckpttool.open(str(tmp_path / "m.onnx")).tree
-    assert all(each.path in tree for each in graph.constants.values() if each.path is not None)
-    assert len([each for each in graph.constants.values() if each.path is not None]) == 4
+    assert all(constant.path in tree for constant in graph.constants.values() if constant.path is not None)
+    assert len([constant for constant in graph.constants.values() if constant.path is not None]) == 4
 
 
 def test_a_function_that_calls_itself_is_refused(tmp_path: Path) -> None:
@@ -470,7 +470,7 @@ HOSTILE: dict[str, tuple[list[Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_sizes_that_a_file_states_are_limited(name: str, tmp_path: Path) -> None:
     nodes, constants = HOSTILE[name]
-    used = {each for node in nodes for each in node.input}
+    used = {name for node in nodes for name in node.input}
     constants = constants | ({"huge": HUGE} if "huge" in used else {})
     graph = load(make_model(nodes, {}, constants), tmp_path / "m.onnx")
     with using(Limits(value_entries=1 << 20)), pytest.raises(LimitError):
@@ -508,14 +508,14 @@ def test_real_policies_compute_what_onnxruntime_does(corpus: Path) -> None:
             value.name: f(*(e if isinstance(e, int) else 3 for e in value.shape or ()))
             for value in graph.inputs
         }
-        found = list(evaluate(graph, inputs).values())
-        for array, expected in zip(found, run_onnxruntime(path, inputs), strict=True):
+        outputs = list(evaluate(graph, inputs).values())
+        for array, expected in zip(outputs, run_onnxruntime(path, inputs), strict=True):
             assert_same_numbers(array, expected, 1e-4, 1e-5)
 
 
 def find_paths(graph: Graph) -> dict[str, Any]:
     """Return the paths of a graph's weights by their last name."""
-    return {str(each.path[-1].value): each.path for each in graph.constants.values() if each.path}
+    return {str(leaf.path[-1].value): leaf.path for leaf in graph.constants.values() if leaf.path}
 
 
 def test_calls_of_weights_are_numbered_with_what_their_inputs_depend_on(tmp_path: Path) -> None:

@@ -291,21 +291,21 @@ def answers(folder: Path) -> Callable[[str], Answers]:
     return answer
 
 
-def assert_equal(found: np.ndarray, expected: np.ndarray) -> None:
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+def assert_equal(array: np.ndarray, expected: np.ndarray) -> None:
+    assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
     scale = max(1.0, float(np.abs(expected).max()))
-    assert float(np.abs(found.astype(np.float64) - expected).max()) <= 1e-6 * scale
+    assert float(np.abs(array.astype(np.float64) - expected).max()) <= 1e-6 * scale
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_every_layer_computes_what_keras_does(file: str, answers: Callable[[str], Answers]) -> None:
-    graph, found, expected = answers(file)
+    graph, results, expected = answers(file)
     assert [node.op for node in graph.nodes if not is_known(node.op)] == []
-    assert found.keys() == expected.keys()
+    assert results.keys() == expected.keys()
     wrong = []
     for name, value in expected.items():
         try:
-            assert_equal(found[name], value)
+            assert_equal(results[name], value)
         except AssertionError as error:
             wrong.append(f"{name}: {str(error)[:120]}")
     assert wrong == []
@@ -313,19 +313,19 @@ def test_every_layer_computes_what_keras_does(file: str, answers: Callable[[str]
 
 @pytest.mark.parametrize("file", FILES)
 def test_shapes_and_modules_of_every_value_are_known(file: str, answers: Callable[[str], Answers]) -> None:
-    graph, found, _ = answers(file)
+    graph, results, _ = answers(file)
     shapes = infer_shapes(graph, {"x": (BATCH, *MODELS[file.partition(".")[0]].shape)})
-    assert {name: shapes[name] for name in found} == {name: y.shape for name, y in found.items()}
+    assert {name: shapes[name] for name in results} == {name: y.shape for name, y in results.items()}
     assert all(node.scope and node.place for node in graph.nodes if node.place != "outputs")
 
 
 def test_a_shared_layer_uses_its_constants_twice(answers: Callable[[str], Answers]) -> None:
     graph = answers("vectors.keras").graph
     uses = [name for node in graph.nodes for name in node.inputs if name in graph.constants]
-    stored = {name: each.path for name, each in graph.constants.items() if each.path is not None}
+    stored = {name: constant.path for name, constant in graph.constants.items() if constant.path is not None}
     assert max(uses.count(name) for name in stored) == 2
     # One tensor with one rule is one constant.
-    assert len({(each.path, each.rule) for each in graph.constants.values() if each.path}) == len(stored)
+    assert len({(leaf.path, leaf.rule) for leaf in graph.constants.values() if leaf.path}) == len(stored)
 
 
 # Configurations that no test can save: other versions of Keras, settings of the future, damaged files.
@@ -337,7 +337,7 @@ def layer(cls: str, name: str, inputs: list[Any], **settings: Any) -> dict[str, 
 
 def listing(*layers: dict[str, Any], version: int | None = 3) -> Graph:
     """The graph of a functional model without weights whose input has 4 entries."""
-    names = [each["name"] for each in layers]
+    names = [layer["name"] for layer in layers]
     first = layer("InputLayer", "x", [], batch_shape=[None, 4], dtype="float32")
     config = {"name": "m", "layers": [first, *layers], "input_layers": [["x", 0, 0]]}
     config["output_layers"] = [[names[-1], 0, 0]]
@@ -395,7 +395,7 @@ def test_what_is_not_understood_is_listed_and_refused_by_its_class(wrong: dict[s
         (layer("Activation", "y", X, activation="my_function"), "setting activation"),
         (layer("Lambda", "y", X, function=["code"]), None),
     ],
-    ids=lambda each: each["class_name"] if isinstance(each, dict) else str(each),
+    ids=lambda case: case["class_name"] if isinstance(case, dict) else str(case),
 )
 def test_a_program_names_what_is_not_understood(wrong: dict[str, Any], missing: str | None) -> None:
     graph = listing(wrong)
@@ -411,8 +411,8 @@ def test_a_program_names_what_is_not_understood(wrong: dict[str, Any], missing: 
 def test_the_hard_sigmoid_is_that_of_the_version(version: int, slope: float) -> None:
     graph = listing(layer("Activation", "y", X, activation="hard_sigmoid"), version=version)
     x = np.linspace(-4, 4, 8, dtype=np.float32).reshape(2, 4)
-    (found,) = evaluate(graph, {"x": x}).values()
-    np.testing.assert_allclose(found, np.clip(slope * x + 0.5, 0, 1), rtol=1e-6)
+    (output,) = evaluate(graph, {"x": x}).values()
+    np.testing.assert_allclose(output, np.clip(slope * x + 0.5, 0, 1), rtol=1e-6)
     unknown = listing(layer("Activation", "y", X, activation="hard_sigmoid"), version=None)
     assert next(node.op for node in unknown.nodes) == "Activation"
 
@@ -422,8 +422,8 @@ def test_short_vectors_are_normalized_as_in_the_version(version: int, factor: fl
     # keras/src/ops/nn.py limits the factor, tf.math.l2_normalize the square of the norm.
     graph = listing(layer("UnitNormalization", "y", X, axis=-1), version=version)
     x = np.float32([[0, 0, 0, 1e-15], [0, 3, 4, 0]])
-    (found,) = evaluate(graph, {"x": x}).values()
-    np.testing.assert_allclose(found, [[0, 0, 0, factor * 1e-15], [0, 0.6, 0.8, 0]], rtol=1e-6)
+    (output,) = evaluate(graph, {"x": x}).values()
+    np.testing.assert_allclose(output, [[0, 0, 0, factor * 1e-15], [0, 0.6, 0.8, 0]], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -496,10 +496,10 @@ def test_programs_compute_what_keras_does(file: str, answers: Callable[[str], An
             continue
         builder = NetworkBuilder([("obs", x.shape[1])])
         add_program(builder, program)
-        found = run_network(numpy_backend.build(builder.done()), x)
+        outputs = run_network(numpy_backend.build(builder.done()), x)
         if choices is not None:  # of scores, or of probabilities, whose softmax is left out
-            found, value = found.argmax(-1), value.argmax(-1) if value.ndim == found.ndim else value
-        np.testing.assert_allclose(found, value, rtol=2e-6, atol=2e-6, err_msg=name)
+            outputs, value = outputs.argmax(-1), value.argmax(-1) if value.ndim == outputs.ndim else value
+        np.testing.assert_allclose(outputs, value, rtol=2e-6, atol=2e-6, err_msg=name)
     assert refused == {(name, True) for name in NO_PROGRAM & expected.keys()}
 
 
@@ -515,15 +515,15 @@ def catalogue_faults(_folder: Path) -> list[str]:
 
     old = {"ThresholdedReLU"}  # of Keras 2
     classes = {
-        each for row in kinds.LAYER_TYPES.values() for name in row.keras for each in kinds.ranked(name)
+        item for row in kinds.LAYER_TYPES.values() for name in row.keras for item in kinds.ranked(name)
     }
     classes |= {row.layer for row in kinds.ACTIVATION_KINDS.values()} - {""}
     faults = [name for name in sorted(classes - old) if not hasattr(keras.layers, name)]
     for name in sorted(classes - old - {*faults}):
         known = inspect.signature(getattr(keras.layers, name)).parameters
-        wanted = kinds.default_epsilon(name, "Keras")
-        if "epsilon" in known and known["epsilon"].default != wanted:
-            faults.append(f"{name}: {known['epsilon'].default}, {wanted}")
+        expected = kinds.default_epsilon(name, "Keras")
+        if "epsilon" in known and known["epsilon"].default != expected:
+            faults.append(f"{name}: {known['epsilon'].default}, {expected}")
     functions = (name for row in kinds.ACTIVATION_KINDS.values() for name in row.keras)
     return faults + [name for name in functions if keras.activations.get(name) is None]
 

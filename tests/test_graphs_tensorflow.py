@@ -37,18 +37,18 @@ def require_same_numbers(folder: Path) -> int:
     """Compare all signatures of a SavedModel; return their number."""
     arrays, checkpoint = load_arrays(folder / "arrays.npz"), ckpttool.open(str(folder / "model"))
     names = [key.removesuffix("/input") for key in arrays if key.endswith("/input")]
-    for name in (each for each in names if each != "counter"):
+    for name in (name for name in names if name != "counter"):
         graph = tensorflow.read(checkpoint, name)
         assert graph is not None, name
         outputs = evaluate(graph, {"value": arrays[f"{name}/input"]})
         keys = [key for key in arrays if key.startswith(f"{name}/output/")]
         assert sorted(outputs) == sorted(key.rpartition("/")[2] for key in keys), name
         for key in keys:
-            ours, theirs = outputs[key.rpartition("/")[2]], arrays[key]
-            assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), key
-            wide = theirs.astype(np.float64)
+            own, expected = outputs[key.rpartition("/")[2]], arrays[key]
+            assert (own.dtype, own.shape) == (expected.dtype, expected.shape), key
+            wide = expected.astype(np.float64)
             scale = max(1.0, float(np.abs(wide).max(initial=0, where=np.isfinite(wide))))
-            np.testing.assert_allclose(ours.astype(np.float64), wide, rtol=0, atol=1e-6 * scale, err_msg=key)
+            np.testing.assert_allclose(own.astype(np.float64), wide, rtol=0, atol=1e-6 * scale, err_msg=key)
     return len(names)
 
 
@@ -67,9 +67,9 @@ def test_variables_are_unread_leaves_of_the_tree(folder: Path) -> None:
     checkpoint = ckpttool.open(str(folder / "model"))
     graph = tensorflow.read(checkpoint, "depthwise")
     assert graph is not None
-    stored = [each for each in graph.constants.values() if each.path is not None]
-    assert [each.leaf is checkpoint.tree[each.path] for each in stored if each.path] == [True, True]
-    assert {each.shape for each in stored} == {(8, 1, 3, 3), (8,)}
+    stored = [constant for constant in graph.constants.values() if constant.path is not None]
+    assert [leaf.leaf is checkpoint.tree[leaf.path] for leaf in stored if leaf.path] == [True, True]
+    assert {constant.shape for constant in stored} == {(8, 1, 3, 3), (8,)}
     (node,) = [node for node in graph.nodes if node.op == "Conv"]
     assert (node.attributes["group"], node.attributes["auto_pad"]) == (4, "SAME_UPPER")
     assert node.scope == tuple(node.name.split("/")[:-1])
@@ -111,7 +111,7 @@ def test_graphs_of_tensorflow_1_compute_the_same(folder: Path) -> None:
 def test_orders_of_flattened_images_are_those_of_all_functions(name: str, folder: Path) -> None:
     """A sort leaves the order open, and so do two functions that flatten in different ways."""
     orders = read_orders(ckpttool.open(str(folder / name)))
-    takes = {str(path[-1].value): each.takes for path, each in orders.items()}
+    takes = {str(path[-1].value): order.takes for path, order in orders.items()}
     image = ((6, 4),)
     assert {key: takes[key] for key in ("last", "first", "rows", "open", "both", "recurrent")} == {
         "last": framework_order(image, "tensorflow"),

@@ -128,17 +128,17 @@ def assert_same_results(graph: Graph, module: nn.Module, x: torch.Tensor) -> Non
         results = module.eval()(x)
     (value,) = graph.inputs
     # An LSTM returns (steps, (states, cells)).
-    wanted = list(tensors(results))
-    for found, tensor in zip(evaluate(graph, {value.name: x.numpy()}).values(), wanted, strict=True):
-        assert_close(found, tensor.numpy())
+    expected = list(tensors(results))
+    for output, tensor in zip(evaluate(graph, {value.name: x.numpy()}).values(), expected, strict=True):
+        assert_close(output, tensor.numpy())
 
 
 def tensors(results: Any) -> Iterator[torch.Tensor]:
     if isinstance(results, torch.Tensor):
         yield results
     else:
-        for each in results:
-            yield from tensors(each)
+        for result in results:
+            yield from tensors(result)
 
 
 def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
@@ -148,8 +148,8 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
 
 @pytest.mark.parametrize(
     ("module", "shape"),
-    [*((each, VECTOR) for each in ACTIVATIONS), *LAYERS],
-    ids=lambda each: type(each).__name__,
+    [*((activation, VECTOR) for activation in ACTIVATIONS), *LAYERS],
+    ids=lambda case: type(case).__name__,
 )
 def test_every_layer_computes_what_pytorch_does(
     module: nn.Module, shape: tuple[int, ...], tmp_path: Path
@@ -160,7 +160,7 @@ def test_every_layer_computes_what_pytorch_does(
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")  # of PyTorch, on its own speed
-@pytest.mark.parametrize(("module", "shape"), SHAPED, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(("module", "shape"), SHAPED, ids=lambda case: type(case).__name__)
 def test_a_layer_computes_what_pytorch_does_for_a_shape(
     module: nn.Module, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -170,11 +170,11 @@ def test_a_layer_computes_what_pytorch_does_for_a_shape(
     tree = ckpttool.open(str(tmp_path / "m.pt")).tree
     cls = tree.containers[()].name
     graph = TorchLayerShapes(tree).graph((), str(cls), shape)
-    found = list(evaluate(graph, {graph.inputs[0].name: x.numpy()}).values())
+    outputs = list(evaluate(graph, {graph.inputs[0].name: x.numpy()}).values())
     with torch.no_grad():
         results = module.eval()(*[x] * (3 if isinstance(module, nn.MultiheadAttention) else 1))
-    assert_close(found[0], next(tensors(results)).numpy())
-    assert TorchLayerShapes(tree).infer((), str(cls), shape)[0] == found[0].shape
+    assert_close(outputs[0], next(tensors(results)).numpy())
+    assert TorchLayerShapes(tree).infer((), str(cls), shape)[0] == outputs[0].shape
 
 
 def test_the_default_epsilon_of_a_norm_is_that_of_its_type(tmp_path: Path) -> None:

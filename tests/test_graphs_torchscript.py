@@ -151,8 +151,8 @@ LAYERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "MultiheadAttention": (lambda: nn.MultiheadAttention(9, 3), (SERIES, SERIES, SERIES)),
     "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(9, 3, 8, batch_first=True), (SERIES,)),
     **{
-        name: (lambda cls=name, given=given: getattr(nn, cls)(*given), (MATRIX * 3,))
-        for name, *given in [
+        name: (lambda cls=name, arguments=arguments: getattr(nn, cls)(*arguments), (MATRIX * 3,))
+        for name, *arguments in [
             *(["ReLU", True], ["ReLU6"], ["ELU", 0.7], ["CELU", 1.3], ["SELU"], ["GELU"], ["GELU", "tanh"]),
             *(
                 ["SiLU"],
@@ -334,11 +334,11 @@ def flat(value: Any) -> Iterator[np.ndarray]:
     if isinstance(value, torch.Tensor):
         yield value.detach().numpy()
     elif isinstance(value, dict):
-        for each in value.values():
-            yield from flat(each)
+        for item in value.values():
+            yield from flat(item)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from flat(each)
+        for item in value:
+            yield from flat(item)
     elif value is not None:
         yield np.asarray(value)
 
@@ -356,12 +356,12 @@ def run(graph: Graph, inputs: tuple[Any, ...]) -> list[np.ndarray]:
 
 def assert_same_numbers(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
     assert len(actual) == len(expected)
-    for ours, theirs in zip(actual, expected, strict=True):
-        assert ours.dtype == theirs.dtype
-        assert ours.shape == theirs.shape
-        scale = max(1.0, float(np.abs(theirs.astype(np.float64)).max(initial=0)))
+    for array, reference in zip(actual, expected, strict=True):
+        assert array.dtype == reference.dtype
+        assert array.shape == reference.shape
+        scale = max(1.0, float(np.abs(reference.astype(np.float64)).max(initial=0)))
         np.testing.assert_allclose(
-            ours.astype(np.float64), theirs.astype(np.float64), rtol=0, atol=1e-6 * scale
+            array.astype(np.float64), reference.astype(np.float64), rtol=0, atol=1e-6 * scale
         )
 
 
@@ -631,7 +631,7 @@ def test_constants_are_unread_leaves_of_the_tree(tmp_path: Path) -> None:
     checkpoint = ckpttool.open(str(tmp_path / "m.pt"))
     graph = read_graph(checkpoint)
     assert graph is not None
-    stored = {each.path: each for each in graph.constants.values() if each.path is not None}
+    stored = {constant.path: constant for constant in graph.constants.values() if constant.path is not None}
     names = {".".join(str(step.value) for step in path): path for path in stored}
     assert {f"layer.{n}_l0" for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")} == names.keys()
     assert all(stored[path].leaf is checkpoint.tree[path] for path in stored)

@@ -67,16 +67,16 @@ def test_every_type_is_what_h5py_reads(tmp_path: Path, block: int, golden: Golde
         space = h5py.h5s.create_simple((3,))
         small = h5py.h5d.create(file.id, b"compact", h5py.h5t.NATIVE_INT16, space, compact)
         small.write(h5py.h5s.ALL, h5py.h5s.ALL, np.array([1, 2, 3], "i2"))
-    found = index(tmp_path / "x.h5")
+    listing = index(tmp_path / "x.h5")
     for name, array in ARRAYS.items():
-        dataset = found.datasets[name]
+        dataset = listing.datasets[name]
         assert (dataset.dtype, dataset.shape) == (array.dtype.name, array.shape)
         assert bytes(dataset.source.read()) == little(array), name
-    assert found.datasets["text"].source.read() == (6).to_bytes(8, "little") + "grüß".encode()
-    assert found.datasets["texts"].shape == (2,)
-    assert np.frombuffer(found.datasets["unwritten"].source.read(), "<f4").tolist() == [2.5] * 5
-    assert np.frombuffer(found.datasets["compact"].source.read(), "<i2").tolist() == [1, 2, 3]
-    golden("\n".join(found.notes))
+    assert listing.datasets["text"].source.read() == (6).to_bytes(8, "little") + "grüß".encode()
+    assert listing.datasets["texts"].shape == (2,)
+    assert np.frombuffer(listing.datasets["unwritten"].source.read(), "<f4").tolist() == [2.5] * 5
+    assert np.frombuffer(listing.datasets["compact"].source.read(), "<i2").tolist() == [1, 2, 3]
+    golden("\n".join(listing.notes))
 
 
 FILTERS: list[dict[str, Any]] = [
@@ -101,11 +101,11 @@ def test_chunks_and_their_filters(tmp_path: Path, options: dict[str, Any], dtype
         grown = file.create_dataset("grown", (5,), dtype, chunks=(4,), maxshape=(None,), **options)
         grown[...] = np.arange(5)
         grown.resize((2,))
-        wanted = np.asarray(part), np.asarray(grown)
-    found = index(tmp_path / "x.h5").datasets
-    assert bytes(found["a"].source.read()) == little(array)
-    assert bytes(found["part"].source.read()) == little(wanted[0])
-    assert bytes(found["grown"].source.read()) == little(wanted[1])
+        expected = np.asarray(part), np.asarray(grown)
+    datasets = index(tmp_path / "x.h5").datasets
+    assert bytes(datasets["a"].source.read()) == little(array)
+    assert bytes(datasets["part"].source.read()) == little(expected[0])
+    assert bytes(datasets["grown"].source.read()) == little(expected[1])
 
 
 def test_fletcher32_is_that_of_the_library(tmp_path: Path) -> None:
@@ -137,10 +137,10 @@ def test_an_unknown_filter_is_listed_and_not_loaded(tmp_path: Path, golden: Gold
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("a", data=np.arange(100.0), compression="lzf")
         file["b"] = 1
-    found = index(tmp_path / "x.h5")
-    assert found.datasets["b"].source.read() == (1).to_bytes(8, "little")
+    listing = index(tmp_path / "x.h5")
+    assert listing.datasets["b"].source.read() == (1).to_bytes(8, "little")
     with pytest.raises(UnsupportedError) as caught:
-        found.datasets["a"].source.read()
+        listing.datasets["a"].source.read()
     golden(caught.value)
 
 
@@ -159,10 +159,10 @@ def test_an_index_out_of_order_is_refused(tmp_path: Path, compression: str | Non
     path.write_bytes(data)
     with h5py.File(path) as file:
         assert (file["a"][()] != np.arange(1.0, 33)).any()
-    found = index(path).datasets
+    datasets = index(path).datasets
     with pytest.raises(FormatError):
-        found["a"].source.read()
-    assert np.frombuffer(found["b"].source.read(), "<f8").tolist() == list(range(1, 33))
+        datasets["a"].source.read()
+    assert np.frombuffer(datasets["b"].source.read(), "<f8").tolist() == list(range(1, 33))
 
 
 def test_chunks_are_compared_in_few_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_chunks_are_compared_in_few_processes(tmp_path: Path, monkeypatch: pytes
             file.create_dataset(f"{number:02}", data=np.arange(50.0) + number, chunks=(20,))
     jobs: list[hdf5.Hdf5Job] = []
     run = hdf5.run_child
-    monkeypatch.setattr(hdf5, "run_child", lambda *given: jobs.append(given[4]) or run(*given))
+    monkeypatch.setattr(hdf5, "run_child", lambda *arguments: jobs.append(arguments[4]) or run(*arguments))
     for number, dataset in enumerate(index(tmp_path / "x.h5").datasets.values()):
         assert np.frombuffer(dataset.source.read(), "<f8").tolist() == (np.arange(50.0) + number).tolist()
     assert [job.first for job in jobs] == [None, 0]
@@ -216,11 +216,11 @@ def test_numbers_of_another_form_are_listed_and_not_read(tmp_path: Path, make: A
     with h5py.File(tmp_path / "x.h5", "w") as file:
         h5py.h5d.create(file.id, b"a", make(), h5py.h5s.create_simple((4,)))
         file["b"] = 1
-    found = index(tmp_path / "x.h5").datasets
-    assert (found["a"].dtype, found["a"].shape) == ("unknown", (4,))
+    datasets = index(tmp_path / "x.h5").datasets
+    assert (datasets["a"].dtype, datasets["a"].shape) == ("unknown", (4,))
     with pytest.raises(UnsupportedError):
-        found["a"].source.read()
-    assert found["b"].source.read() == (1).to_bytes(8, "little")
+        datasets["a"].source.read()
+    assert datasets["b"].source.read() == (1).to_bytes(8, "little")
 
 
 def test_padding_of_a_type_without_pad_bits_changes_nothing(tmp_path: Path) -> None:
@@ -228,8 +228,8 @@ def test_padding_of_a_type_without_pad_bits_changes_nothing(tmp_path: Path) -> N
     kind.set_inpad(h5py.h5t.PAD_ONE)
     kind.set_pad(h5py.h5t.PAD_ONE, h5py.h5t.PAD_ONE)
     with h5py.File(tmp_path / "x.h5", "w") as file:
-        made = h5py.h5d.create(file.id, b"a", kind, h5py.h5s.create_simple((4,)))
-        made.write(h5py.h5s.ALL, h5py.h5s.ALL, np.arange(4, dtype="f4"))
+        built = h5py.h5d.create(file.id, b"a", kind, h5py.h5s.create_simple((4,)))
+        built.write(h5py.h5s.ALL, h5py.h5s.ALL, np.arange(4, dtype="f4"))
     (dataset,) = index(tmp_path / "x.h5").datasets.values()
     assert np.frombuffer(dataset.source.read(), dataset.dtype).tolist() == [0, 1, 2, 3]
 
@@ -253,13 +253,13 @@ def test_bfloat16_as_a_float_of_its_own(tmp_path: Path) -> None:
             plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             plist.set_layout(layout)
             space = h5py.h5s.create_simple((3,))
-            made = h5py.h5d.create(file.id, name.encode(), kind, space, plist)
+            dataset = h5py.h5d.create(file.id, name.encode(), kind, space, plist)
             raw = np.array([0x3F80, 0xC000, 0x7FC0], "<u2").view("V2")
-            made.write(h5py.h5s.ALL, h5py.h5s.ALL, raw, kind)
-    found = index(tmp_path / "x.h5")
+            dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, raw, kind)
+    listing = index(tmp_path / "x.h5")
     for name in "ab":
-        assert found.datasets[name].dtype == "bfloat16", found.notes
-        assert bytes(found.datasets[name].source.read()) == bytes.fromhex("803f00c0c07f")
+        assert listing.datasets[name].dtype == "bfloat16", listing.notes
+        assert bytes(listing.datasets[name].source.read()) == bytes.fromhex("803f00c0c07f")
 
 
 def test_other_types_are_named(tmp_path: Path, golden: Golden) -> None:
@@ -322,10 +322,10 @@ def test_links_that_go_round_end(tmp_path: Path, golden: Golden) -> None:
                 group[f"d{number}"] = below
             group = below
         group["leaf"] = 2
-    found = index(tmp_path / "x.h5")
-    assert set(found.datasets) == {"a", "/".join(["d0"] * 29) + "/leaf"}
-    assert found.same["b"] == "a"
-    golden("\n".join(found.notes))
+    listing = index(tmp_path / "x.h5")
+    assert set(listing.datasets) == {"a", "/".join(["d0"] * 29) + "/leaf"}
+    assert listing.same["b"] == "a"
+    golden("\n".join(listing.notes))
 
 
 @pytest.mark.usefixtures("own_hdf5_process")
@@ -348,17 +348,17 @@ def test_bombs_are_listed_and_not_read(tmp_path: Path) -> None:
         one = file.create_dataset("one", (1 << 28,), "u1", chunks=((1 << 28) + 8,), maxshape=(None,))
         one.id.write_direct_chunk((0,), b"x" * 100)
     start = time.process_time()
-    found = index(tmp_path / "x.h5").datasets
-    assert found["nothing"].shape == (1 << 40,)
+    datasets = index(tmp_path / "x.h5").datasets
+    assert datasets["nothing"].shape == (1 << 40,)
     for name, declared in (
         ("nothing", "4,398,046,511,104"),
         ("chunked", "4,294,967,296"),
         ("one", "268,435,464"),
     ):
         with pytest.raises(LimitError) as caught:
-            found[name].source.read()
+            datasets[name].source.read()
         assert (caught.value.file, caught.value.found) == (str(tmp_path / "x.h5"), declared)
-    assert len(found) == 3
+    assert len(datasets) == 3
     assert time.process_time() - start < 10
 
 
@@ -376,10 +376,10 @@ def test_a_chunk_that_unpacks_to_more_is_refused(tmp_path: Path, golden: Golden)
                 else zlib.compress(bytes(256))[:-6]
             )
             dataset.id.write_direct_chunk((0,), packed)
-    found = index(tmp_path / "x.h5").datasets
+    datasets = index(tmp_path / "x.h5").datasets
     for name, length in (("more", "257"), ("less", "10"), ("cut", None), ("junk", None)):
         with pytest.raises(FormatError) as caught:
-            found[name].source.read()
+            datasets[name].source.read()
         assert caught.value.found == length
         golden(caught.value.message.partition(":")[0])  # then zlib's own words
 
@@ -389,9 +389,9 @@ def test_names_are_never_raw(tmp_path: Path) -> None:
         h5py.h5g.create(file.id, b"\xff\xfe")
         file.create_dataset(b"bad\x80name", data=1)
         file["x" * 60_000] = 1
-    found = index(tmp_path / "x.h5")
-    assert "bad\\x80name" in found.datasets
-    assert len(found.datasets) == 2
+    listing = index(tmp_path / "x.h5")
+    assert "bad\\x80name" in listing.datasets
+    assert len(listing.datasets) == 2
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:

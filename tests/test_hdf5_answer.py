@@ -64,11 +64,11 @@ def base(tmp_path: Path) -> Span:
 
 
 def test_an_honest_answer_is_the_listing(base: Span, golden: Golden) -> None:
-    found = hdf5.index_from_records(base, ANSWER)
-    assert list(found.datasets) == ["a", "c", "t"]
-    assert found.datasets["a"].source == Span(base.file, 512, 16)
-    assert found.same == {"b": "a"}
-    golden("\n".join(found.notes))
+    index = hdf5.index_from_records(base, ANSWER)
+    assert list(index.datasets) == ["a", "c", "t"]
+    assert index.datasets["a"].source == Span(base.file, 512, 16)
+    assert index.same == {"b": "a"}
+    golden("\n".join(index.notes))
 
 
 def put(*steps: Any) -> Callable[[dict[str, Any]], None]:
@@ -189,9 +189,9 @@ def test_many_small_bombs_are_one(base: Span, golden: Golden) -> None:
         assert hdf5.index_from_records(base, ANSWER | {"datasets": rows[:2]}).datasets[
             "z1"
         ].source.read() == bytes(1000)
-        found = hdf5.index_from_records(base, ANSWER | {"datasets": rows}).datasets
+        datasets = hdf5.index_from_records(base, ANSWER | {"datasets": rows}).datasets
         with pytest.raises(LimitError) as caught:
-            found["z0"].source.read()
+            datasets["z0"].source.read()
         golden(caught.value)
 
 

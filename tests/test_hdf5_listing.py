@@ -86,16 +86,16 @@ def test_a_plain_file_starts_no_process(tmp_path: Path, monkeypatch: pytest.Monk
 def _damage(data: bytes, at: list[int], draw: random.Random) -> bytes:
     damaged = bytearray(data)
     for _ in range(draw.choice((1, 1, 2))):
-        place = draw.choice(at)
+        position = draw.choice(at)
         new = draw.choice(
             (
-                bytes([damaged[place] ^ 1 << draw.randrange(8)]),
+                bytes([damaged[position] ^ 1 << draw.randrange(8)]),
                 draw.choice((b"\0", b"\1", b"\xff")),
                 draw.choice(at).to_bytes(8, "little"),
                 draw.choice((bytes(8), b"\xff" * 8)),
             )
         )
-        damaged[place : place + len(new)] = new
+        damaged[position : position + len(new)] = new
     return bytes(damaged[: len(data)])
 
 

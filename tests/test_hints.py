@@ -185,22 +185,22 @@ def rows_of_hdf5(folder: Path) -> None:
 
 def written(folder: Path) -> list[np.ndarray]:
     """Return the arrays of the file that was written, as its own library reads it."""
-    found: list[np.ndarray] = []
+    arrays: list[np.ndarray] = []
     if (folder / "out.pt").exists():
         return [value.numpy() for value in torch.load(folder / "out.pt", weights_only=True).values()]
     with h5py.File(folder / "out.weights.h5") as file:
-        file.visititems(lambda _, each: found.append(each[()]) if isinstance(each, h5py.Dataset) else None)
-    return found
+        file.visititems(lambda _, path: arrays.append(path[()]) if isinstance(path, h5py.Dataset) else None)
+    return arrays
 
 
-def holds(*wanted: np.ndarray) -> Check:
+def holds(*expected: np.ndarray) -> Check:
     """Return a test that the written file has exactly these arrays, whatever they are called."""
 
     def check(folder: Path) -> None:
-        found = written(folder)
-        assert len(found) == len(wanted), [each.shape for each in found]
-        for each in wanted:
-            assert any(each.shape == one.shape and np.array_equal(each, one) for one in found), each.shape
+        arrays = written(folder)
+        assert len(arrays) == len(expected), [array.shape for array in arrays]
+        for array in expected:
+            assert any(array.shape == one.shape and np.array_equal(array, one) for one in arrays), array.shape
 
     return check
 
@@ -384,16 +384,16 @@ def separable():
 
 def twins(folder: Path) -> None:
     rows = [(f"{side}.{name}", shape) for side in ("left", "right") for name, shape in TOWER]
-    made = tensors(*rows)
-    torch.save({name: value * (1 + ("right" in name)) for name, value in made.items()}, folder / "in.pt")
+    values = tensors(*rows)
+    torch.save({name: value * (1 + ("right" in name)) for name, value in values.items()}, folder / "in.pt")
 
 
 TOWER = (("weight", (4, 4)), ("bias", (4,)))
 
 
 def crossed(folder: Path) -> None:
-    made = torch.load(folder / "out.pt", weights_only=True)
-    assert torch.equal(made["scale.weight"] * 2, made["mean.weight"])
+    contents = torch.load(folder / "out.pt", weights_only=True)
+    assert torch.equal(contents["scale.weight"] * 2, contents["mean.weight"])
 
 
 def separable(folder: Path) -> None:
@@ -404,11 +404,11 @@ def separable(folder: Path) -> None:
 
 
 def in_two(folder: Path) -> None:
-    made = torch.load(folder / "out.pt", weights_only=True)
+    contents = torch.load(folder / "out.pt", weights_only=True)
     kernel = normal(3, 3, 3, 2)
-    wanted = kernel.transpose(2, 3, 0, 1).reshape(6, 1, 3, 3)
-    assert np.array_equal(made["dw.weight"].numpy(), wanted)
-    assert np.array_equal(made["pw.weight"].numpy(), normal(1, 1, 6, 8).transpose(3, 2, 0, 1))
+    expected = kernel.transpose(2, 3, 0, 1).reshape(6, 1, 3, 3)
+    assert np.array_equal(contents["dw.weight"].numpy(), expected)
+    assert np.array_equal(contents["pw.weight"].numpy(), normal(1, 1, 6, 8).transpose(3, 2, 0, 1))
 
 
 LIKE = "convert in.{} out.pt --like models:{}"
@@ -481,8 +481,8 @@ def follow(folder: Path, situation: Situation) -> Ran:
             words = more[1:]
         else:
             # An option that is given again replaces what was wrong of it.
-            given = [at for at, word in enumerate(words) if word == more[0] and more[0] not in REPEATED]
-            for at in reversed(given):
+            positions = [at for at, word in enumerate(words) if word == more[0] and more[0] not in REPEATED]
+            for at in reversed(positions):
                 del words[at : at + 2]
             words += more
         ran = in_process(*words, cwd=folder)
@@ -492,7 +492,7 @@ def follow(folder: Path, situation: Situation) -> Ran:
 REPEATED = frozenset(("--kind", "--flatten", "--match", "--optimizer"))
 
 
-@pytest.mark.parametrize("situation", [pytest.param(each, id=each.name) for each in SITUATIONS])
+@pytest.mark.parametrize("situation", [pytest.param(item, id=item.name) for item in SITUATIONS])
 def test_a_hint_works_when_it_is_followed(situation: Situation, tmp_path: Path) -> None:
     ran = follow(tmp_path, situation)
     assert ran.status == 0, printed(ran)
@@ -500,14 +500,14 @@ def test_a_hint_works_when_it_is_followed(situation: Situation, tmp_path: Path) 
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="a minute: CKPTTOOL_HINTS=1 runs it")
-@pytest.mark.parametrize("situation", [pytest.param(each, id=each.name) for each in FILLED])
+@pytest.mark.parametrize("situation", [pytest.param(situation, id=situation.name) for situation in FILLED])
 def test_a_hint_fills_a_model_when_it_is_followed(situation: Situation, tmp_path: Path) -> None:
     ran = follow(tmp_path, situation)
     assert ran.status == 0, printed(ran)
     situation.check(tmp_path)
 
 
-@pytest.mark.parametrize("situation", [pytest.param(each, id=each.name) for each in SITUATIONS])
+@pytest.mark.parametrize("situation", [pytest.param(item, id=item.name) for item in SITUATIONS])
 def test_a_command_in_a_hint_is_not_refused_like_the_first(situation: Situation, tmp_path: Path) -> None:
     situation.make(tmp_path)
     ran = in_process(*shlex.split(situation.command), cwd=tmp_path)
@@ -559,7 +559,7 @@ def test_a_network_of_discrete_actions_needs_an_environment_of_them(case: str, t
     words = ("eval", name, "--activation", "relu", "--episodes", "1", "--json", "--env")
     ran = in_process(*words, "CartPole-v1", cwd=tmp_path)
     assert ran.status == 0, printed(ran)
-    assert any("argmax" in each for each in ran.json()["assumed"])
+    assert any("argmax" in sentence for sentence in ran.json()["assumed"])
     ran = in_process(*words, "Pendulum-v1", cwd=tmp_path)
     assert (ran.status, ran.json()["error"]["kind"]) == (2, "environment")
 
@@ -609,7 +609,7 @@ def test_arrays_become_layers_of_objects(make: Make, target: str, tmp_path: Path
     to = "keras" if target.endswith("h5") else "tf"
     ran = in_process("convert", source, target, "--to", to, "--json", cwd=tmp_path)
     assert ran.status == 0, printed(ran)
-    names = {Path(each["target"]).name for each in ran.json()["mapped"]}
+    names = {Path(row["target"]).name for row in ran.json()["mapped"]}
     assert names == {"kernel", "bias"} or names == {"0", "1"}
     assert bool(ran.json()["assumed"]) is (make is rows_of_hdf5)
 
@@ -639,13 +639,13 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(
 
     monkeypatch.setattr(os, "listdir", refused)
     ran = in_process("eval", "in.pt", *OPTIONS.split(), *FACTS.split(), "--json", cwd=tmp_path)
-    entries = [each for each in ran.json()["ledger"] if each["use"] == "cannot be known"]
-    assert any(str(tmp_path) in str(each) for each in entries), ran.json()
+    entries = [entry for entry in ran.json()["ledger"] if entry["use"] == "cannot be known"]
+    assert any(str(tmp_path) in str(entry) for entry in entries), ran.json()
 
 
 # --- Templates ------------------------------------------------------------------------------------------
 
-PARSERS = {each.name: each.parser() for each in COMMANDS}
+PARSERS = {command.name: command.parser() for command in COMMANDS}
 # A word of a sentence that goes on behind a command: "ckpttool inspect FILE lists the paths".
 SENTENCE = re.compile(r"[a-z]+[,.]?|[(:].*")
 
@@ -669,7 +669,7 @@ def problem_of_command(text: str) -> str | None:
     """Return why the command at the start of a text would be refused whatever its values are."""
     name, *words = re.split(r"[;)\n]|, or ", text.replace("'", ""))[0].split()
     command, positional, value = PARSERS[name], 0, 0
-    options = {name: each for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    options = {name: param for param in command.params for name in (*param.opts, *param.secondary_opts)}
     for word in words:
         option, equals, _ = word.rstrip(",;").partition("=")
         if value:
@@ -686,7 +686,7 @@ def problem_of_command(text: str) -> str | None:
             positional += 1
             if word[-1] in ",;":
                 break
-    required = sum(each.param_type_name == "argument" and each.required for each in command.params)
+    required = sum(param.param_type_name == "argument" and param.required for param in command.params)
     return None if positional >= required else f"{name} needs {required} arguments"
 
 

@@ -17,7 +17,7 @@ from tests.hostile.case import Case, examine
 
 def crafted() -> list[Case]:
     """Return the cases of all modules that craft files."""
-    names = [found.name for found in pkgutil.iter_modules(hostile.__path__)]
+    names = [module.name for module in pkgutil.iter_modules(hostile.__path__)]
     homes = [importlib.import_module(f"tests.hostile.{name}") for name in sorted(names) if "crafted" in name]
     return [case for home in homes for case in home.CASES]
 
@@ -37,10 +37,10 @@ def kind(case: Case) -> tuple[object, ...]:
 
 def marked() -> Iterator[Any]:
     """Yield the cases; those of a kind that an earlier one has are `slow`."""
-    found = set()
+    kinds = set()
     for case in CASES:
-        marks = [pytest.mark.slow] * (kind(case) in found)
-        found.add(kind(case))
+        marks = [pytest.mark.slow] * (kind(case) in kinds)
+        kinds.add(kind(case))
         yield pytest.param(case, id=case.name, marks=marks)
 
 
@@ -57,14 +57,14 @@ def outcome(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[Case], tuple[list[str], str]]:
     """Give the outcome of a case; those that come after it in this run are examined with it."""
-    wanted = [item.callspec.params["case"] for item in request.session.items if _is_case(item)]
+    cases = [item.callspec.params["case"] for item in request.session.items if _is_case(item)]
     outcomes: dict[Case, tuple[list[str], str]] = {}
 
     def examined(case: Case) -> tuple[list[str], str]:
         if case not in outcomes:
-            at = wanted.index(case) + 1
+            at = cases.index(case) + 1
             # Limits, of memory for example, are those of a process in which nothing ran before.
-            others = [each for each in wanted[at : at + TOGETHER] if not each.options and not case.options]
+            others = [other for other in cases[at : at + TOGETHER] if not other.options and not case.options]
             outcomes.update(examine([case, *others], tmp_path_factory.mktemp("cases")))
         return outcomes[case]
 

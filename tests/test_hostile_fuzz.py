@@ -65,11 +65,11 @@ def survived(names: tuple[str, ...], count: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("names", "count"), [(DEAR, 8), (TARGETS, 25)], ids=["whole", "parsers"])
 def test_only_our_errors_leave_a_parser(names: tuple[str, ...], count: int) -> None:
-    found = survived(names, count)
-    assert {name: each["wrong"] for name, each in found.items() if each["wrong"]} == {}
+    outcomes = survived(names, count)
+    assert {name: outcome["wrong"] for name, outcome in outcomes.items() if outcome["wrong"]} == {}
     # A target whose seeds are all refused tries nothing but the refusal.
-    assert [name for name, each in found.items() if not each["accepted"]] == []
-    assert sum(each["tried"] for each in found.values()) > len(names) * count
+    assert [name for name, outcome in outcomes.items() if not outcome["accepted"]] == []
+    assert sum(outcome["tried"] for outcome in outcomes.values()) > len(names) * count
 
 
 def test_every_target_is_tried() -> None:

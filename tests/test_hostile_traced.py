@@ -48,7 +48,7 @@ def test_looking_changes_nothing_and_asks_nobody(name: str, tmp_path: Path) -> N
         started = {os.path.basename(call.paths[0]) for call in calls if call.name == "execve"}
         # h5py, when it is imported, asks for the processor's name.
         assert all(program.startswith("python") for program in started - {"uname"})
-        assert not any(BAIT in each for call in calls for each in call.paths)
+        assert not any(BAIT in path for call in calls for path in call.paths)
 
 
 def test_a_conversion_changes_the_folder_of_its_target_alone(tmp_path: Path) -> None:

@@ -40,10 +40,10 @@ def text(value: str) -> bytes:
 def objects(surrogate: bool) -> bytes:
     """Return a pickle of an object whose class, keys and values are all nasty."""
     nasty = NASTY + ("\ud800" if surrogate else "")
-    made = text(f"module{nasty}") + text(f"Class{nasty}") + b"\x93)\x81}(" + text(nasty) + text(nasty)
-    made += text(f"act{nasty}") + text("os") + text("system") + b"\x93" + text(nasty) + b"\x85Rub"
+    content = text(f"module{nasty}") + text(f"Class{nasty}") + b"\x93)\x81}(" + text(nasty) + text(nasty)
+    content += text(f"act{nasty}") + text("os") + text("system") + b"\x93" + text(nasty) + b"\x85Rub"
     short = text("m") + text(f"\n{FORGED}\n") + b"\x93)\x81}(" + text("x") + b"K\x07ub"
-    return b"\x80\x04}(" + text(f"args{nasty}") + made + text("short") + short + text("step") + b"K\x07u."
+    return b"\x80\x04}(" + text(f"args{nasty}") + content + text("short") + short + text("step") + b"K\x07u."
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +53,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = top / NASTY.replace("/", "_").replace("\x00", "")
     folder.mkdir()
     names = {f"{NASTY}.l{n}.weight": np.full((2, 2), n, np.float32) for n in range(2)}
-    found = {}
+    files = {}
 
     def place(name: str) -> Path:
-        found[name] = folder / name
-        return found[name]
+        files[name] = folder / name
+        return files[name]
 
     save(torch_tree({**names, NASTY: 3.5, "nan": np.array([np.nan], np.float32)}), str(place("torch.pt")))
     place("object.pkl").write_bytes(objects(surrogate=False))
@@ -82,10 +82,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     sidecar["assumed"] = [NASTY]
     sidecar["provenance"] = dict.fromkeys(sidecar["provenance"], NASTY)
     sidecar["residue"] = [{"path": NASTY, "note": NASTY}]
-    Path(f"{found['agent.pt']}.ckpttool.json").write_text(json.dumps(sidecar))
+    Path(f"{files['agent.pt']}.ckpttool.json").write_text(json.dumps(sidecar))
     place("none.pt")
     place("text.pt").write_text(NASTY)
-    return found
+    return files
 
 
 def keras_h5(file: Path) -> None:
@@ -126,13 +126,13 @@ def commands(name: str, file: str) -> Iterator[list[str]]:
         yield ["eval", file, "--env", NASTY.replace("\x00", ""), "--episodes", "1"]
 
 
-def require_inert(said: str, words: list[str], *, styles: bool = False) -> None:
-    plain = OWN_STYLES.sub("", said) if styles else said
-    found = FORBIDDEN.search(plain)
-    assert found is None, (words[0], plain[max(0, found.start() - 80) : found.end() + 40])
+def require_inert(text: str, words: list[str], *, styles: bool = False) -> None:
+    plain = OWN_STYLES.sub("", text) if styles else text
+    match = FORBIDDEN.search(plain)
+    assert match is None, (words[0], plain[max(0, match.start() - 80) : match.end() + 40])
     assert not [line for line in plain.splitlines() if line.startswith(FORGED)], words
-    assert "\x1b[8m" not in said
-    assert "\x1b[31m" not in said
+    assert "\x1b[8m" not in text
+    assert "\x1b[31m" not in text
 
 
 NAMES = ["torch.pt", "object.pkl", "surrogate.pkl", "names.npz", "names.safetensors", "keras.h5", "agent.pt"]
@@ -161,9 +161,9 @@ def written(folder: Path, *words: str) -> Iterator[tuple[str, str]]:
     ran = in_process(*words, cwd=folder)
     assert ran.status in (0, 1), ran.err
     require_inert(ran.out + ran.err, list(words))
-    made = [file for file in set(folder.rglob("*")) - before if file.is_file()]
-    assert made
-    for file in made:
+    paths = [file for file in set(folder.rglob("*")) - before if file.is_file()]
+    assert paths
+    for file in paths:
         yield file.name, file.read_bytes().decode("utf-8", "replace")
 
 
@@ -175,8 +175,8 @@ def test_pages_and_drawings_show_strings_as_text(files: dict[str, Path], name: s
         ["report", file, str(TORCH_SAMPLE), "--out", "two.html"],
         *(["inspect", file, "--graph", f"drawing{end}"] for end in (".svg", ".dot", ".html")),
     ):
-        for made, content in written(tmp_path, *words):
-            require_inert(content, [made])
+        for built, content in written(tmp_path, *words):
+            require_inert(content, [built])
             assert not re.search("<(script|link)[^>]*evil", content)
 
 
@@ -187,14 +187,14 @@ def test_results_of_a_play_are_inert(files: dict[str, Path], tmp_path: Path) -> 
     shutil.copy(TORCH_SAMPLE, folder / "a$x$.pt")
     words = ["eval", str(folder / "a$x$.pt"), "--env", "Pendulum-v1", "--episodes", "2", "--chart"]
     words += ["--csv", "x.csv", "--plot", "x.svg", "--out", "x.json"]
-    for made, content in written(tmp_path, *words):
-        require_inert(content, [made])
+    for name, content in written(tmp_path, *words):
+        require_inert(content, [name])
 
 
 def test_only_our_own_styles_pass() -> None:
-    given = f"{styles.style_code('1')}x\x1b[1my{styles.style_code('0')}"
-    assert styles.escape_controls(given, styles=True) == "\x1b[1mx\\x1b[1my\x1b[0m"
-    assert styles.escape_controls(given) == "x\\x1b[1my"
+    styled = f"{styles.style_code('1')}x\x1b[1my{styles.style_code('0')}"
+    assert styles.escape_controls(styled, styles=True) == "\x1b[1mx\\x1b[1my\x1b[0m"
+    assert styles.escape_controls(styled) == "x\\x1b[1my"
 
 
 def test_what_libraries_print_is_escaped_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,9 +205,9 @@ def test_what_libraries_print_is_escaped_too(capsys: pytest.CaptureFixture[str])
         print(f"a\tb {NASTY}")  # noqa: T201  # as a library does
         print(NASTY, file=sys.stderr)  # noqa: T201
         sys.stderr.writelines([NASTY, "\n"])
-    for said in capsys.readouterr():
-        assert FORBIDDEN.search(said) is None
-        assert r"\x1b[31m" in said
+    for text in capsys.readouterr():
+        assert FORBIDDEN.search(text) is None
+        assert r"\x1b[31m" in text
 
 
 def test_every_character_that_does_not_print_is_escaped() -> None:

@@ -30,22 +30,22 @@ from tests.trees import torch_tree
 
 
 def rows(*named: tuple[str, tuple[int, ...], dict[str, object]]) -> list[TensorRow]:
-    found = []
+    rows = []
     for path, shape, facts in named:
         of = facts.pop("of", None)
         aliases = facts.pop("aliases", ())
         leaf = Leaf("float32", shape, Inline(b""), path, **facts)  # type: ignore[arg-type]
         keys = tuple(map(attr, path.split("/")))
-        found.append(TensorRow(path, keys, leaf, of, aliases))  # type: ignore[arg-type]
-    return found
+        rows.append(TensorRow(path, keys, leaf, of, aliases))  # type: ignore[arg-type]
+    return rows
 
 
 def listing(tensors: list[TensorRow], containers: dict[str, Container] | None = None) -> CheckpointSummary:
     """A listing of these tensors, as `summary` would return it."""
     from ckpttool.core import Checkpoint, Tree
 
-    held = {tuple(map(attr, path.split("/"))): c for path, c in (containers or {}).items()}
-    modules = group_by_module([(row.path, row) for row in tensors], held)
+    by_path = {tuple(map(attr, path.split("/"))): c for path, c in (containers or {}).items()}
+    modules = group_by_module([(row.path, row) for row in tensors], by_path)
     checkpoint = Checkpoint("somewhere/agent", "test", Tree({row.keys: row.leaf for row in tensors}), ())
     totals = Totals(len(tensors), 0, 0, 0)
     return CheckpointSummary(checkpoint, None, tuple(tensors), (), totals, (), modules)
@@ -55,7 +55,7 @@ def listing(tensors: list[TensorRow], containers: dict[str, Container] | None = 
 
 
 def test_a_module_has_its_sums_its_class_and_its_activation(golden: Golden) -> None:
-    found = listing(
+    summary = listing(
         rows(
             ("net/l1/kernel", (4, 64), {"trainable": False}),
             ("net/l1/bias", (64,), {}),
@@ -67,10 +67,10 @@ def test_a_module_has_its_sums_its_class_and_its_activation(golden: Golden) -> N
             "net/l2": Container("module", "Dense", {"activation": "linear"}),
         },
     )
-    lines = render_tree(found, TreeView(quiet=True)).splitlines()
+    lines = render_tree(summary, TreeView(quiet=True)).splitlines()
     golden("\n".join(lines))
     assert len({line.index("B") for line in lines if "B" in line and "Dense" not in line}) == 1
-    documents = {module.path: module.document() for module in found.modules}
+    documents = {module.path: module.document() for module in summary.modules}
     assert documents["net/l1"] == {
         "path": "net/l1",
         "class": "Dense",
@@ -83,18 +83,18 @@ def test_a_module_has_its_sums_its_class_and_its_activation(golden: Golden) -> N
 
 
 def test_orders_and_depths() -> None:
-    found = listing(
+    summary = listing(
         rows(("a/l10/w", (1,), {}), ("a/l2/w", (9,), {}), ("a/l1/w", (5,), {}), ("b/w", (99,), {}))
     )
 
     def names(view: TreeView) -> list[str]:
-        return [line.split()[0] for line in render_tree(found, view).splitlines()[1:]]
+        return [line.split()[0] for line in render_tree(summary, view).splitlines()[1:]]
 
     assert names(TreeView(quiet=True)) == ["a", "l10", "w", "l2", "w", "l1", "w", "b", "w"]
     assert names(TreeView(quiet=True, sort="name")) == ["a", "l1", "w", "l2", "w", "l10", "w", "b", "w"]
     assert names(TreeView(quiet=True, sort="size")) == ["b", "w", "a", "l2", "w", "l1", "w", "l10", "w"]
     assert names(TreeView(quiet=True, depth=2)) == ["a", "l10", "l2", "l1", "b", "w"]
-    folded = render_tree(found, TreeView(quiet=True, depth=1)).splitlines()
+    folded = render_tree(summary, TreeView(quiet=True, depth=1)).splitlines()
     assert len(folded) == 3
     assert "(3 tensors)" in folded[1]
     assert folded[1].split()[-3:] == ["15", "60", "B"]
@@ -104,8 +104,8 @@ def test_deep_and_long_names_still_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", Terminal(io.BytesIO()))
     monkeypatch.setenv("NO_COLOR", "1")
     deep = "/".join(f"m{n}" for n in range(190))
-    found = listing(rows((f"{deep}/w", (1,), {}), (f"{deep[:-2]}/v", (1,), {}), ("x" * 500, (1,), {})))
-    lines = render_tree(found, TreeView(quiet=True)).splitlines()
+    summary = listing(rows((f"{deep}/w", (1,), {}), (f"{deep[:-2]}/v", (1,), {}), ("x" * 500, (1,), {})))
+    lines = render_tree(summary, TreeView(quiet=True)).splitlines()
     assert max(map(len, lines)) <= 80
     assert any("…" in line for line in lines)
     levels = listing(rows(*((f"{'s/' * n}w", (1,), {}) for n in range(200))))
@@ -128,8 +128,8 @@ def test_aliases_are_listed_whole() -> None:
 
 
 def test_replayed_experience_is_no_parameter() -> None:
-    found = listing(rows(("w", (2,), {}), ("replay/obs", (1000, 3), {"role": "replay"})))
-    (replay,) = (module for module in found.modules if module.path == "replay")
+    summary = listing(rows(("w", (2,), {}), ("replay/obs", (1000, 3), {"role": "replay"})))
+    (replay,) = (module for module in summary.modules if module.path == "replay")
     assert (replay.parameters, replay.nbytes) == (0, 12_000)
 
 
@@ -180,9 +180,9 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_shows_its_checkpoints_and_what_the_latest_holds() -> None:
     document = in_process("inspect", TF_SAMPLE.parent, "--json").json()
     listed = document["checkpoints"]
-    assert [each["step"] for each in listed] == [2500, 5000, 7500, 10000, 12500, 15000]
-    assert [each["latest"] for each in listed] == [False] * 5 + [True]
-    assert all(each["complete"] for each in listed)
+    assert [row["step"] for row in listed] == [2500, 5000, 7500, 10000, 12500, 15000]
+    assert [row["latest"] for row in listed] == [False] * 5 + [True]
+    assert all(row["complete"] for row in listed)
     assert listed[-1]["path"] == document["path"] == str(TF_SAMPLE)
     sizes = [os.path.getsize(f"{TF_SAMPLE}{end}") for end in (".index", ".data-00000-of-00001")]
     assert listed[-1]["nbytes"] == sum(sizes)
@@ -203,23 +203,23 @@ def test_without_a_state_file_a_folder_is_only_listed(folder: Path, golden: Gold
     whole = in_process("inspect", TF_SAMPLE, "--json").json()
     assert document.keys() == whole.keys()
     assert document["format"] is None
-    assert [each["step"] for each in document["checkpoints"]] == [2500, 7500, 15000]
-    assert not any(each["latest"] for each in document["checkpoints"])
+    assert [checkpoint["step"] for checkpoint in document["checkpoints"]] == [2500, 7500, 15000]
+    assert not any(checkpoint["latest"] for checkpoint in document["checkpoints"])
 
 
 def test_files_of_any_format_are_listed() -> None:
     document = in_process("inspect", TORCH_SAMPLE.parent, "--json").json()
-    assert [each["step"] for each in document["checkpoints"]] == [2500, 5000, 7500, 10000, 12500, 15000]
-    assert {each["format"] for each in document["checkpoints"]} == {"pytorch"}
+    assert [saved["step"] for saved in document["checkpoints"]] == [2500, 5000, 7500, 10000, 12500, 15000]
+    assert {checkpoint["format"] for checkpoint in document["checkpoints"]} == {"pytorch"}
     assert document["checkpoints"][0]["nbytes"] == TORCH_SAMPLE.with_name("ckpt-2500.pt").stat().st_size
 
 
 def test_what_is_missing_is_said(folder: Path) -> None:
     (folder / "ckpt-2500.data-00000-of-00001").unlink()
     (folder / "ckpt-7500.index").unlink()
-    found = inspect_path(str(folder))
-    listed = {os.path.basename(each.path): each for each in found.checkpoints}
-    assert {name: each.complete for name, each in listed.items()} == {
+    result = inspect_path(str(folder))
+    listed = {os.path.basename(checkpoint.path): checkpoint for checkpoint in result.checkpoints}
+    assert {name: row.complete for name, row in listed.items()} == {
         "ckpt-2500": False, "ckpt-7500": False, "ckpt-15000": True
     }  # fmt: skip
     assert listed["ckpt-7500"].format is None
@@ -232,8 +232,8 @@ def test_a_state_file_of_another_machine(folder: Path) -> None:
     document = in_process("inspect", folder, "--json").json()
     assert document["path"] == str(folder / "ckpt-7500")
     assert any("/home/her/runs/ckpt-7500" in note for note in document["notes"])
-    latest = [each for each in document["checkpoints"] if each["latest"]]
-    assert [(each["step"], each["time"]) for each in latest] == [(7500, "1971-01-01T00:00:00Z")]
+    latest = [checkpoint for checkpoint in document["checkpoints"] if checkpoint["latest"]]
+    assert [(row["step"], row["time"]) for row in latest] == [(7500, "1971-01-01T00:00:00Z")]
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_folders_without_numbers_are_only_listed(served: Path) -> None:
     (served / "9").rename(served / "best")
     document = in_process("inspect", served, "--json").json()
     assert document["tensors"] == []
-    assert not any(each["latest"] for each in document["checkpoints"])
+    assert not any(checkpoint["latest"] for checkpoint in document["checkpoints"])
 
 
 def test_the_latest_of_the_only_folder(tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_a_mistyped_word(arguments: tuple[object, ...], meant: str, tmp_path: Pa
 
 def test_a_slot_whose_path_names_its_parameter_needs_no_second_name() -> None:
     slot = {"role": "slot", "slot": "m"}
-    found = listing(
+    summary = listing(
         rows(
             ("net/l1/w", (2,), {}),
             ("net/l1/w/Adam", (2,), {**slot, "of": "net/l1/w"}),
@@ -348,7 +348,7 @@ def test_a_slot_whose_path_names_its_parameter_needs_no_second_name() -> None:
         )
     )
     notes = [
-        line.partition(" B")[2].strip() for line in render_tree(found, TreeView(quiet=True)).splitlines()
+        line.partition(" B")[2].strip() for line in render_tree(summary, TreeView(quiet=True)).splitlines()
     ]
     assert [note for note in notes if note] == ["slot m", "slot m", "m of net/l1/w", "m of net/l1/w"]
 
@@ -361,20 +361,20 @@ def test_a_framework_s_own_lists_are_no_names() -> None:
         "keras_api/layers/0/kernel",
         "model/layers/0/w",
     )
-    found = listing(
+    summary = listing(
         rows(("l1/w", (2,), {"aliases": (*own, "first/w", "other/w")}), ("l2/w", (2,), {"aliases": own}))
     )
-    text = render_tree(found, TreeView(quiet=True))
+    text = render_tree(summary, TreeView(quiet=True))
     assert text.count("also") == 1
     assert "also first/w (+1)" in text
-    assert all(f"also {name}\n" in f"{render_tree(found, TreeView(aliases=True))}\n" for name in own)
+    assert all(f"also {name}\n" in f"{render_tree(summary, TreeView(aliases=True))}\n" for name in own)
 
 
 def test_frozen_parameters_are_counted() -> None:
-    found = listing(
+    summary = listing(
         rows(("a", (3,), {"trainable": False}), ("b", (2,), {"trainable": True}), ("c", (9,), {}))
     )
-    assert "(3 frozen)" in render_tree(found, TreeView())
+    assert "(3 frozen)" in render_tree(summary, TreeView())
     assert "frozen" not in render_tree(listing(rows(("b", (2,), {"trainable": True}))), TreeView())
 
 
@@ -388,7 +388,7 @@ def test_plain_values_have_the_whole_line(tmp_path: Path) -> None:
 
 
 def test_a_numbered_layer_has_its_own_name(golden: Golden) -> None:
-    found = listing(
+    summary = listing(
         rows(
             ("model/_operations/1/kernel", (2,), {"name": "mlp/hidden/kernel"}),
             ("model/_operations/1/bias", (2,), {"name": "mlp/hidden/bias"}),
@@ -402,13 +402,13 @@ def test_a_numbered_layer_has_its_own_name(golden: Golden) -> None:
     )
     modules = [
         " ".join(line.split())
-        for line in render_tree(found, TreeView(quiet=True)).splitlines()
+        for line in render_tree(summary, TreeView(quiet=True)).splitlines()
         if " 8 B" not in line
     ]
     assert [line.rpartition(" B")[0].rsplit(" ", 2)[0] for line in modules[1:]] == [
         "model", "_operations", "1 hidden", "2",
     ]  # fmt: skip
-    text = render_tree(found, TreeView(quiet=True, depth=2))
+    text = render_tree(summary, TreeView(quiet=True, depth=2))
     golden(text)
     assert not re.search("adam|: y| y ", text)
 

@@ -62,9 +62,9 @@ def test_an_interrupt_ends_a_start_without_a_traceback(place: Path, start: str, 
     assert whole[1] == 0, whole
     steps = (1, 2, 4, 8, 16, 32, *range(64, 400, every))
     with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(lambda step: interrupted(start, step, place), steps))
-    ended = [each for each in found if each[1] != 0]
-    assert len(ended) > len(found) // 2  # the others come after the last step
+        outcomes = list(threads.map(lambda step: interrupted(start, step, place), steps))
+    ended = [outcome for outcome in outcomes if outcome[1] != 0]
+    assert len(ended) > len(outcomes) // 2  # the others come after the last step
     for step, status, out, err in ended:
         assert status == 130, (step, status, err)
         assert "Traceback" not in err, (step, err)

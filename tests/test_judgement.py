@@ -38,17 +38,17 @@ def around(mean: float, half: float = 1.0, n: int = 20) -> ReturnStatistics:
     ],
 )
 def test_verdicts(env: str, mean: float, half: float, verdict: str, certain: bool, golden: Golden) -> None:
-    found = judge_return(env, around(mean, half), PLAIN)
-    assert found is not None
-    assert (found.verdict, found.certain) == (verdict, certain)
-    golden(found.sentence)
+    judgement = judge_return(env, around(mean, half), PLAIN)
+    assert judgement is not None
+    assert (judgement.verdict, judgement.certain) == (verdict, certain)
+    golden(judgement.sentence)
 
 
 def test_the_fraction_lies_between_random_and_the_goal() -> None:
     random, goal = TABLE["random"]["HalfCheetah-v5"]["mean"], TABLE["thresholds"]["HalfCheetah-v5"]
-    found = judge_return("HalfCheetah-v5", around(random + 0.63 * (goal - random)), PLAIN)
-    assert found is not None
-    assert found.fraction == pytest.approx(0.63)
+    judgement = judge_return("HalfCheetah-v5", around(random + 0.63 * (goal - random)), PLAIN)
+    assert judgement is not None
+    assert judgement.fraction == pytest.approx(0.63)
 
 
 def test_an_infinite_mean_has_no_verdict() -> None:
@@ -58,16 +58,16 @@ def test_an_infinite_mean_has_no_verdict() -> None:
 
 
 def test_one_episode_has_no_verdict() -> None:
-    found = judge_return("Pendulum-v1", summarize([-150.0]), PLAIN)
-    assert found is not None
-    assert (found.verdict, found.certain) == ("uncertain", None)
+    judgement = judge_return("Pendulum-v1", summarize([-150.0]), PLAIN)
+    assert judgement is not None
+    assert (judgement.verdict, judgement.certain) == ("uncertain", None)
 
 
 def test_without_a_random_return_the_threshold_counts() -> None:
     for mean, verdict in ((310.0, "solved"), (100.0, "below")):
-        found = judge_return("Mine-v0", around(mean), PLAIN, 300.0)
-        assert found is not None
-        assert (found.verdict, found.random, found.fraction) == (verdict, None, None)
+        judgement = judge_return("Mine-v0", around(mean), PLAIN, 300.0)
+        assert judgement is not None
+        assert (judgement.verdict, judgement.random, judgement.fraction) == (verdict, None, None)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_other_rewards_have_no_references(env: str, surroundings: dict[str, Any]
 
 
 def test_arguments_of_the_observations_do_not_matter() -> None:
-    given = {"exclude_current_positions_from_observation": "False", "wrappers": "TimeFeatureWrapper"}
-    assert judge_return("Hopper-v5", around(0.0), {"arguments": given, "max_episode_steps": 1000}) is not None
+    args = {"exclude_current_positions_from_observation": "False", "wrappers": "TimeFeatureWrapper"}
+    assert judge_return("Hopper-v5", around(0.0), {"arguments": args, "max_episode_steps": 1000}) is not None
 
 
 def test_the_table_states_how_it_was_measured() -> None:

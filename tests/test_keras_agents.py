@@ -27,24 +27,24 @@ SAMPLE = Path(__file__).parent.parent / "sample_ckpts" / "td3_pendulum_torch" / 
 def test_an_agent_comes_back_from_keras_with_moments_and_steps(tmp_path: Path) -> None:
     written, back = tmp_path / "agent.weights.h5", tmp_path / "agent.pt"
     assert in_process("convert", SAMPLE, written, "--to", "keras").status == 0
-    found = open_checkpoint(str(written))
-    slots = [one for _, one in found.tree.tensors() if one.role == "slot"]
+    checkpoint = open_checkpoint(str(written))
+    slots = [one for _, one in checkpoint.tree.tensors() if one.role == "slot"]
     assert len(slots) == 36
     assert all(one.of is not None for one in slots)
-    assert found.tree.containers[attributes("actor_optimizer")].name == "Adam"
-    assert next(p for p, one in found.tree.tensors() if one.role == "counter") == attributes("total_it")
+    assert checkpoint.tree.containers[attributes("actor_optimizer")].name == "Adam"
+    assert next(p for p, one in checkpoint.tree.tensors() if one.role == "counter") == attributes("total_it")
     assert in_process("convert", written, back).status == 0
     assert (
         digest_checkpoint(open_checkpoint(str(back))).sha256
         == digest_checkpoint(open_checkpoint(str(SAMPLE))).sha256
     )
     # What was read is written again without loss.
-    (piece,) = keras_h5.pieces(found.tree)
+    (piece,) = keras_h5.pieces(checkpoint.tree)
     with (tmp_path / "again.weights.h5").open("wb") as stream:
         piece.write(stream)
     again = open_checkpoint(str(tmp_path / "again.weights.h5"))
-    assert list(again.tree) == list(found.tree)
-    assert digest_checkpoint(again).sha256 == digest_checkpoint(found).sha256
+    assert list(again.tree) == list(checkpoint.tree)
+    assert digest_checkpoint(again).sha256 == digest_checkpoint(checkpoint).sha256
 
 
 def agent_file(path: Path, widths: dict[str, tuple[int, ...]], trained: list[str], listed: Any = None) -> str:
@@ -69,7 +69,7 @@ def agent_file(path: Path, widths: dict[str, tuple[int, ...]], trained: list[str
         slots = [one for name in trained for one in arrays[name] for _ in "mv"]
         group = put("actor_optimizer", "adam", [np.int64(7), np.float32(1e-3), *slots])
         if listed is not None:
-            group.attrs["weight_names"] = [each.encode() for each in listed]
+            group.attrs["weight_names"] = [name.encode() for name in listed]
     return str(path)
 
 
@@ -82,14 +82,14 @@ def owners(path: str) -> list[str | None]:
 
 def test_shapes_decide_where_names_do_not(tmp_path: Path) -> None:
     widths = {"a": (4, 8), "b": (3, 4), "z": (8, 2)}
-    found = owners(agent_file(tmp_path / "m.weights.h5", widths, ["b", "a", "z"]))
-    assert found == [f"actor/{layer}/{name}" for layer in "baz" for name in ("kernel", "bias")]
+    names = owners(agent_file(tmp_path / "m.weights.h5", widths, ["b", "a", "z"]))
+    assert names == [f"actor/{layer}/{name}" for layer in "baz" for name in ("kernel", "bias")]
 
 
 def test_two_answers_are_none(tmp_path: Path) -> None:
     widths = {"a": (4, 4), "b": (3, 4), "z": (4, 4)}
-    found = owners(agent_file(tmp_path / "m.weights.h5", widths, ["b", "z", "a"]))
-    assert found == [None] * 12
+    names = owners(agent_file(tmp_path / "m.weights.h5", widths, ["b", "z", "a"]))
+    assert names == [None] * 12
 
 
 @pytest.mark.parametrize(
@@ -119,27 +119,27 @@ def test_a_list_in_pieces(tmp_path: Path) -> None:
     for path in weights:
         for kind in "mv":
             one = leaf(np.full((1, 1), len(tree), np.float32))
-            place = (*at, attr("slots"), attr(kind), *path)
-            tree[place] = Leaf(one.dtype, one.shape, one.source, "", "slot", path, kind)
+            slot_path = (*at, attr("slots"), attr(kind), *path)
+            tree[slot_path] = Leaf(one.dtype, one.shape, one.source, "", "slot", path, kind)
     (piece,) = keras_h5.pieces(Tree(tree))
     with (tmp_path / "m.weights.h5").open("wb") as stream:
         piece.write(stream)
     with h5py.File(tmp_path / "m.weights.h5") as file:
         assert "weight_names1" in file["net_optimizer/vars"].attrs
-    found = open_checkpoint(str(tmp_path / "m.weights.h5")).tree
-    slots = [(path, one) for path, one in found.tensors() if one.role == "slot"]
+    read_back = open_checkpoint(str(tmp_path / "m.weights.h5")).tree
+    slots = [(path, one) for path, one in read_back.tensors() if one.role == "slot"]
     assert len(slots) == 800
     for path, one in slots:
         assert one.of is not None
         assert path[-len(one.of) :] == one.of
-        wanted = tree[*at, attr("slots"), attr(str(one.slot)), *one.of[:2], attr("kernel")]
-        assert bytes(one.read()) == bytes(wanted.read())
+        expected = tree[*at, attr("slots"), attr(str(one.slot)), *one.of[:2], attr("kernel")]
+        assert bytes(one.read()) == bytes(expected.read())
 
 
 def test_a_batch_normalisation_with_three_variables() -> None:
-    found = layer_variables("BatchNormalization", {}, [(4,)] * 3)
-    assert found is not None
-    assert [(one.name, one.role) for one in found] == [
+    variables = layer_variables("BatchNormalization", {}, [(4,)] * 3)
+    assert variables is not None
+    assert [(one.name, one.role) for one in variables] == [
         ("", "parameter"),
         ("moving_mean", "buffer"),
         ("moving_variance", "buffer"),
@@ -158,8 +158,8 @@ def test_a_batch_normalisation_with_three_variables() -> None:
     ],
 )
 def test_quantized_layers(cls: str, config: Any, shapes: Any, names: str | None) -> None:
-    found = layer_variables(cls, config, shapes)
-    assert (found and " ".join(one.name for one in found)) == names
+    variables = layer_variables(cls, config, shapes)
+    assert (variables and " ".join(one.name for one in variables)) == names
 
 
 def test_an_optimizer_inside_one_that_scales_losses(tmp_path: Path) -> None:
@@ -167,20 +167,20 @@ def test_an_optimizer_inside_one_that_scales_losses(tmp_path: Path) -> None:
     inner = [np.int64(7), np.float32(1e-3), kernel, kernel, bias, bias]
     scaled = [np.int64(7), np.float32(0), np.int64(5), np.float32(32768), *inner]
     with h5py.File(tmp_path / "m.weights.h5", "w") as file:
-        for place, user, arrays in (
+        for prefix, user, arrays in (
             ("", "sequential", []),
             ("layers/dense/", "dense", [kernel, bias]),
             ("optimizer/", "loss_scale_optimizer", scaled),
             ("optimizer/inner_optimizer/", "adam", inner),
         ):
-            group = file.create_group(f"{place}vars")
+            group = file.create_group(f"{prefix}vars")
             group.attrs["name"] = user
             for number, array in enumerate(arrays):
                 group[str(number)] = array
-    found = open_checkpoint(str(tmp_path / "m.weights.h5"))
-    names = {display(path): one for path, one in found.tree.tensors()}
+    checkpoint = open_checkpoint(str(tmp_path / "m.weights.h5"))
+    names = {display(path): one for path, one in checkpoint.tree.tensors()}
     assert len(names) == 18
-    assert not found.notes
+    assert not checkpoint.notes
     assert {"optimizer/step_counter", "optimizer/dynamic_scale"} <= names.keys()
     assert names["optimizer/inner_optimizer/slots/v/dense/bias"].of == attributes("dense/bias")
     assert names["optimizer/inner_optimizer/iterations"].role == "counter"
@@ -255,13 +255,13 @@ def filled(folder: Path) -> dict[str, Any]:
     import keras
 
     generator = np.random.default_rng(3)
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for name, model in agents(keras).items():
         model(np.zeros((1, 3), np.float32))
         for variable in model.variables:
             variable.assign(generator.random(variable.shape))
         np.savez(folder / f"{name}.npz", *[np.asarray(v) for v in model.variables])
-        found[name] = [v.path for v in model.variables]
+        facts[name] = [v.path for v in model.variables]
         if name == "agent":
             state = []
             for part in ("actor", "critic"):
@@ -273,18 +273,18 @@ def filled(folder: Path) -> dict[str, Any]:
             model.save_weights(folder / "saved.weights.h5")
             from tests.keras_models import digest
 
-            found["facts"] = {
+            facts["facts"] = {
                 "variables": [{"path": v.path, "sha256": digest(v)} for v in model.variables],
                 "optimizer": [{"path": v.path, "sha256": digest(v)} for v in state],
             }
-    return found
+    return facts
 
 
 def loaded(folder: Path) -> dict[str, Any]:
     """Load our files into models of the same classes and say which variables differ."""
     import keras
 
-    found = {}
+    differences = {}
     for name, model in agents(keras).items():
         model(np.zeros((1, 3), np.float32))
         if name == "head":
@@ -292,19 +292,19 @@ def loaded(folder: Path) -> dict[str, Any]:
             inside.load_weights(folder / "ours_head.weights.h5")
         else:
             model.load_weights(folder / f"ours_{name}.weights.h5")
-        wanted = np.load(folder / f"{name}.npz").values()
-        pairs = zip(model.variables, wanted, strict=True)
-        found[name] = [v.path for v, array in pairs if not np.array_equal(v, array)]
-    return found
+        expected = np.load(folder / f"{name}.npz").values()
+        pairs = zip(model.variables, expected, strict=True)
+        differences[name] = [v.path for v, array in pairs if not np.array_equal(v, array)]
+    return differences
 
 
 @pytest.mark.tensorflow
 def test_keras_finds_every_attribute_of_a_tree_in_any_order(tmp_path: Path) -> None:
     tensorflow_child.require("keras", "tensorflow")
-    told = tensorflow_child.run(__file__, "filled", tmp_path)
+    answer = tensorflow_child.run(__file__, "filled", tmp_path)
     saved = open_checkpoint(str(tmp_path / "saved.weights.h5"))
     # The critic's two heads look alike, and Keras keeps no order of attributes: mlp_1, mlp_2 tell it.
-    assert assert_slots(saved, told["facts"]) == 2 * 4 + 8
+    assert assert_slots(saved, answer["facts"]) == 2 * 4 + 8
     for name, layers in NAMES.items():
         arrays = list(np.load(tmp_path / f"{name}.npz").values())
         below = "layers/head/" if name == "head" else ""

@@ -50,8 +50,8 @@ def made(
             for name, shape in weights.items():
                 group[f"{layer}/{name}:0"] = np.zeros(shape, np.float32)
         file["model_weights"].attrs["layer_names"] = [layer.encode() for layer in WEIGHTS]
-        told = {"optimizer_config": {"class_name": cls, "config": config}}
-        file.attrs["training_config"] = json.dumps(told).encode()
+        settings = {"optimizer_config": {"class_name": cls, "config": config}}
+        file.attrs["training_config"] = json.dumps(settings).encode()
         file.attrs["keras_version"] = b"2.0.5"
         slots = [f"{word}_{n}:0" for word in words for n in range(len(SHAPES))]
         slots = slots or [f"training/{cls}/Variable_{n}:0" if n else "Variable:0" for n in range(len(shapes))]
@@ -130,11 +130,11 @@ def step(file: Path) -> tuple[Any, ...]:
     """Make a step of the optimizer in a file; return its facts, the numbers of steps, and mean moments."""
     import torch
 
-    found = torch.load(file, weights_only=True)
+    contents = torch.load(file, weights_only=True)
     model = torch.nn.ModuleDict({"dense_1": torch.nn.Linear(3, 5), "dense_2": torch.nn.Linear(5, 2)})
-    model.load_state_dict(found["model"])
+    model.load_state_dict(contents["model"])
     optimizer = torch.optim.Adam(model.parameters())
-    optimizer.load_state_dict(found["optimizer"])
+    optimizer.load_state_dict(contents["optimizer"])
     model["dense_2"](model["dense_1"](torch.ones(1, 3))).sum().backward()
     optimizer.step()
     group = optimizer.param_groups[0]
@@ -165,11 +165,11 @@ def test_an_adam_with_placeholders_of_maxima_steps_in_torch(tmp_path: Path, word
 def test_what_does_not_fit_belongs_to_nothing(
     tmp_path: Path, cls: str, shapes: list[tuple[int, ...]], golden: Golden
 ) -> None:
-    found = open_checkpoint(made(tmp_path / "m.h5", cls, shapes, ("iterations:0",)))
-    slots = [leaf for leaf in found.tree.leaves.values() if leaf.role == "slot"]
+    checkpoint = open_checkpoint(made(tmp_path / "m.h5", cls, shapes, ("iterations:0",)))
+    slots = [leaf for leaf in checkpoint.tree.leaves.values() if leaf.role == "slot"]
     assert len(slots) == len(shapes)
     assert {leaf.of for leaf in slots} == {None}
-    golden("\n".join(found.notes))
+    golden("\n".join(checkpoint.notes))
 
 
 def test_the_last_layer_is_not_taken_for_a_longer_one_cut_short() -> None:
@@ -179,16 +179,16 @@ def test_the_last_layer_is_not_taken_for_a_longer_one_cut_short() -> None:
         name: [TrainedVariable(attributes(f"{name}/{n}"), s) for n, s in enumerate(own)]
         for name, own in shapes.items()
     }
-    found = order_from_slots([*shapes["lstm"], *shapes["fc"]], [layers["fc"], layers["lstm"]])
-    assert found == [*layers["lstm"], *layers["fc"]]
+    order = order_from_slots([*shapes["lstm"], *shapes["fc"]], [layers["fc"], layers["lstm"]])
+    assert order == [*layers["lstm"], *layers["fc"]]
 
 
 @pytest.mark.parametrize("name", ["SGD/m/dense_1/kernel", "m/dense_1/kernel", "SGD/dense_1/kernel/momentum"])
 def test_sgd_of_keras_2_has_momentum_under_three_names(name: str) -> None:
     owner = attributes("dense_1/kernel")
     slot = Hdf5Dataset(name, 0, "float32", (3, 5), Inline(bytes(60)))
-    found, complete = named_leaves(
+    leaves, complete = named_leaves(
         [(name, slot)], attributes("optimizer"), KerasConfig("SGD", {}), {"dense_1/kernel": owner}
     )
     assert complete
-    assert [(leaf.slot, leaf.of) for leaf in found.values()] == [("momentum", owner)]
+    assert [(leaf.slot, leaf.of) for leaf in leaves.values()] == [("momentum", owner)]

@@ -117,8 +117,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list
     """The registries of the installed libraries, and the files of ordinary models, by one child process."""
     tensorflow_child.require("keras", "tensorflow", "tf_keras")
     folders = {name: tmp_path_factory.mktemp(name) for name in ("registries", "build")}
-    found = tensorflow_child.run_each(MODELS, folders)
-    return found["registries"], found["build"]
+    facts = tensorflow_child.run_each(MODELS, folders)
+    return facts["registries"], facts["build"]
 
 
 @pytest.fixture(scope="module")
@@ -129,15 +129,15 @@ def registries(both: tuple[dict[str, Any], list[str]]) -> dict[str, Any]:
 @pytest.mark.tensorflow
 def test_every_class_of_keras_3_is_known(registries: dict[str, Any]) -> None:
     unknown = set()
-    seen = 0
+    count = 0
     for exported, name in registries["classes"].items():
         home, _, public = exported.rpartition(".")
         if home in HOMES:
-            seen += 1
-            for each in {name, public}:
-                plain = is_plain({"class_name": each, "module": home, "config": {}})
-                unknown |= {exported} if plain == (each in ACT) else set()
-    assert seen > 250
+            count += 1
+            for item in {name, public}:
+                plain = is_plain({"class_name": item, "module": home, "config": {}})
+                unknown |= {exported} if plain == (item in ACT) else set()
+    assert count > 250
     assert unknown == set()
 
 
@@ -154,9 +154,9 @@ def test_every_operation_and_function_of_keras_3_is_known(registries: dict[str, 
     assert act("ops.numpy", registries["operations"]) == {*TAKE_FUNCTIONS, "Function"}
     for home, known in {"ops": TAKING, "ops.image": set(), "activations": HELPERS, "losses": HELPERS}.items():
         names = {
-            each.rpartition(".")[2]
-            for each in registries["functions"]
-            if each.rpartition(".")[0] == f"keras.{home}"
+            function.rpartition(".")[2]
+            for function in registries["functions"]
+            if function.rpartition(".")[0] == f"keras.{home}"
         }
         config = {
             name: {
@@ -174,14 +174,14 @@ def test_every_operation_and_function_of_keras_3_is_known(registries: dict[str, 
 @pytest.mark.tensorflow
 def test_every_object_that_tf_keras_finds_by_its_name_is_known(registries: dict[str, Any]) -> None:
     names = keras_config._read_names()
-    asked = {"TFOpLambda", "SlicingOpLambda", "ClassMethod", "InstanceMethod", "InstanceProperty"}
-    asked |= {"TensorFlowOpLayer", *keras_config.ACTING}
-    for home, found in registries["tf_keras"].items():
-        assert len(found) > 5
-        for name in found:
+    acting = {"TFOpLambda", "SlicingOpLambda", "ClassMethod", "InstanceMethod", "InstanceProperty"}
+    acting |= {"TensorFlowOpLayer", *keras_config.ACTING}
+    for home, result in registries["tf_keras"].items():
+        assert len(result) > 5
+        for name in result:
             config = {"class_name": name, "config": {}}
             verdict = code_references.worst_verdict(keras_config.audit_document(config, "x"))
-            if name in asked:
+            if name in acting:
                 assert verdict == code_references.CODE, name
             elif name in names.classes:
                 assert verdict == code_references.PLAIN, name
@@ -218,13 +218,13 @@ def texts(file: Path) -> dict[str, str | bytes]:
 
 
 def findings(files: list[str]) -> dict[str, Any]:
-    found = {}
+    findings = {}
     for file in files:
         for name, text in texts(Path(file)).items():
             audit = keras_config.audit_json(text, name)
             if audit != keras_config.ConfigAudit():
-                found[f"{Path(file).name} {name}"] = audit
-    return found
+                findings[f"{Path(file).name} {name}"] = audit
+    return findings
 
 
 @pytest.mark.tensorflow
@@ -245,9 +245,9 @@ def test_a_model_of_every_layer_is_plain(tmp_path: Path) -> None:
     files = tensorflow_child.run(MODELS, "build_all", tmp_path)
     assert len(files) > 400
     assert findings(files) == {}
-    found = check([str(tmp_path)])
-    assert found.failed == ()
-    assert {each.topic for row in found.checkpoints for each in row.findings} <= {"model"}  # without weights
+    result = check([str(tmp_path)])
+    assert result.failed == ()
+    assert {item.topic for row in result.checkpoints for item in row.findings} <= {"model"}  # without weights
 
 
 # --- Files that act ------------------------------------------------------------------------------------
@@ -267,12 +267,12 @@ def hdf5(file: Path, config: Any, attribute: str = "model_config") -> None:
     h5py = pytest.importorskip("h5py")
     import numpy as np
 
-    with h5py.File(file, "w") as held:
-        held.attrs["keras_version"] = "2.15.0"
-        held.attrs["backend"] = "tensorflow"
-        held.attrs["model_config"] = json.dumps(model())
-        held.attrs[attribute] = json.dumps(config)
-        group = held.create_group("model_weights")
+    with h5py.File(file, "w") as archive:
+        archive.attrs["keras_version"] = "2.15.0"
+        archive.attrs["backend"] = "tensorflow"
+        archive.attrs["model_config"] = json.dumps(model())
+        archive.attrs[attribute] = json.dumps(config)
+        group = archive.create_group("model_weights")
         group.attrs["layer_names"] = np.array([b"in", b"d", b"w"])
         for name in ("in", "w"):
             group.create_group(name).attrs["weight_names"] = np.array([], "S1")
@@ -307,8 +307,8 @@ def model(*more: Any) -> dict[str, Any]:
 def test_every_acting_configuration_is_found_and_refused(tmp_path: Path, name: str) -> None:
     saved_model(tmp_path / "m", ACTING_CONFIGS[name])
     (row,) = check([str(tmp_path)]).checkpoints
-    assert [each.topic for each in row.findings] == ["loading"]
-    assert "loading" in [each.topic for each in diagnose(str(tmp_path / "m")).findings]
+    assert [finding.topic for finding in row.findings] == ["loading"]
+    assert "loading" in [finding.topic for finding in diagnose(str(tmp_path / "m")).findings]
     opened = open_checkpoint(str(tmp_path / "m"))
     assert code_references.worst_verdict(opened.code_references) == code_references.CODE
     assert two_models.find_code(opened, "keras") is not None
@@ -328,12 +328,12 @@ def test_acting_models_are_found_and_refused_in_every_container(tmp_path: Path, 
     hdf5(tmp_path / "b.h5", config)
     hdf5(tmp_path / "c.h5", {"loss": ACTING_CONFIGS[name]}, "training_config")
     saved_model(tmp_path / "d", config)
-    found = check([str(tmp_path)])
-    assert [[each.topic for each in row.findings] for row in found.checkpoints] == [["loading"]] * 4
+    result = check([str(tmp_path)])
+    assert [[finding.topic for finding in row.findings] for row in result.checkpoints] == [["loading"]] * 4
     for file in ("a.keras", "b.h5", "c.h5"):
         path = str(tmp_path / file)
         opened = open_checkpoint(path)
-        assert "loading" in [each.topic for each in diagnose(path).findings]
+        assert "loading" in [finding.topic for finding in diagnose(path).findings]
         assert proof.prevented(opened, proof.ProofRequest()) is not None
         assert two_models.find_model_kind(opened) == "keras"
         a, b = (two_models.ModelSide(word, path) for word in "AB")

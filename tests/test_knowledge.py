@@ -56,9 +56,9 @@ GUESSED = {"head": "assumed: y"}
     ],
 )
 def test_who_is_believed(told: Sidecar | None, read: Sidecar, expected: str) -> None:
-    found = restore.merge_metadata(told, read)
-    assert found.head == expected
-    assert ("head" in found.provenance) == bool(told is None or told.provenance or expected == "tanh")
+    metadata = restore.merge_metadata(told, read)
+    assert metadata.head == expected
+    assert ("head" in metadata.provenance) == bool(told is None or told.provenance or expected == "tanh")
 
 
 numbers = st.floats(-100, 100, width=32)
@@ -76,14 +76,14 @@ def test_every_form_of_statistics_is_one_form(
 ) -> None:
     mean, var = (np.asarray(column) for column in zip(*pairs, strict=True))
     stored = {"std": leaf(np.sqrt(var))} if by_std else {"var": leaf(var)}
-    found = restore._statistics_fact(
+    fact = restore._statistics_fact(
         ObservationNormalizer(leaf(mean), epsilon=epsilon, outside=outside, **stored)
     )
-    assert found is not None
+    assert fact is not None
     x = np.linspace(-3, 3, len(pairs))
-    wanted = (x - mean) / (np.sqrt(var) + epsilon if outside else np.sqrt(var + epsilon))
-    got = (x - np.asarray(found["mean"])) / np.sqrt(np.asarray(found["var"]) + found["epsilon"])
-    np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
+    expected = (x - mean) / (np.sqrt(var) + epsilon if outside else np.sqrt(var + epsilon))
+    got = (x - np.asarray(fact["mean"])) / np.sqrt(np.asarray(fact["var"]) + fact["epsilon"])
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_the_weights_own_action_map_gives_the_bounds_and_comes_back() -> None:
@@ -93,14 +93,14 @@ def test_the_weights_own_action_map_gives_the_bounds_and_comes_back() -> None:
     agent = select_network_leaves(tree, binding)
     scale, bias = (attr("actor"), attr("action_scale")), (attr("actor"), attr("action_bias"))
     act = 2
-    held = Tree({**agent, scale: vector(*[3.0] * act), bias: vector(*[1.0] * act)})
-    read = restore.read_metadata(binding, held)
+    other_tree = Tree({**agent, scale: vector(*[3.0] * act), bias: vector(*[1.0] * act)})
+    read = restore.read_metadata(binding, other_tree)
     assert (read.action_low, read.action_high) == ([-2.0] * act, [4.0] * act)
     assert read.is_read("action_low")
     assert read.origin("action_low") == "weights"
-    made = restore.action_map(read, agent)
-    assert [made[path].array().tolist() for path in (scale, bias)] == [[3.0] * act, [1.0] * act]
-    assert restore.action_map(read, held) == {}
+    bounds = restore.action_map(read, agent)
+    assert [bounds[path].array().tolist() for path in (scale, bias)] == [[3.0] * act, [1.0] * act]
+    assert restore.action_map(read, other_tree) == {}
     assert restore.action_map(Sidecar(""), agent) == {}
 
 
@@ -129,8 +129,8 @@ def test_what_each_head_makes_of_the_last_layer() -> None:
         "clip_tanh_affine": low + (np.tanh(np.clip(x, -2, 2)) + 1) / 2 * (high - low),
     }
     assert by_hand.keys() == HEADS.keys()
-    for name, wanted in by_hand.items():
-        np.testing.assert_allclose(apply(HEADS[name](low, high), x), wanted, rtol=1e-6, atol=1e-6)
+    for name, expected in by_hand.items():
+        np.testing.assert_allclose(apply(HEADS[name](low, high), x), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_gaussian_policys_other_head_is_carried_and_not_played() -> None:
@@ -169,8 +169,8 @@ def test_a_value_of_the_state_takes_observations_alone() -> None:
     wiring = NetworkSettings(("relu",), "tanh", 1e-5, (-1.0,) * 2, (1.0,) * 2, norm)
     agent = select_network_leaves(tree, binding)
     obs = np.random.default_rng(0).normal(size=(5, 3)).astype("f4")
-    arrays = {tree.names[path]: found.array() for path, found in tree.tensors()}
+    arrays = {tree.names[path]: result.array() for path, result in tree.tensors()}
     hidden = np.clip((obs - [1, 2, 3]) / 2, -1.5, 1.5) @ arrays["value/v1/weight"].T + arrays["value/v1/bias"]
-    wanted = np.maximum(hidden, 0) @ arrays["value/v2/weight"].T + arrays["value/v2/bias"]
+    expected = np.maximum(hidden, 0) @ arrays["value/v2/weight"].T + arrays["value/v2/bias"]
     got, _ = numpy_backend.build(value_network(agent, part, wiring)).step(obs)
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)

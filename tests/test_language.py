@@ -150,17 +150,17 @@ def docstrings(file: str, source: str) -> Iterator[Text]:
 
 def headings(file: str, markdown: str) -> Iterator[Text]:
     for number, line in enumerate(without_blocks(markdown).splitlines(), start=1):
-        if found := re.match(r"#+ +(.+)", line):
-            yield Text(file, number, found[1])
+        if match := re.match(r"#+ +(.+)", line):
+            yield Text(file, number, match[1])
 
 
 @cache
 def pages() -> dict[str, str]:
     """Return the pages by name: the documentation and the files beside it, without the changelog."""
-    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    paths = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
     return {
         str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-        for path in sorted(found)
+        for path in sorted(paths)
         if path.name != "CHANGELOG.md"
     }
 
@@ -169,8 +169,8 @@ def pages() -> dict[str, str]:
 def modules() -> dict[str, str]:
     """Return the sources by name: the package, the examples and the programs of the documentation."""
     folders = [ROOT / "ckpttool", ROOT / "docs", ROOT / "examples"]
-    found = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in found}
+    paths = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
 
 
 def all_of(files: dict[str, str], split: Callable[[str, str], Iterable[Text]]) -> list[Text]:
@@ -182,14 +182,14 @@ def all_of(files: dict[str, str], split: Callable[[str, str], Iterable[Text]]) -
 
 def banned_words(texts: Iterable[Text]) -> set[str]:
     """Find banned words; an entry of ALLOWED excuses one file's use in these words."""
-    found = set()
+    offenders = set()
     for file, line, text in texts:
         for match in ANY.finditer(text):
             around = " ".join(text[max(0, match.start() - 40) : match.end() + 40].split())
             if not any(file == where and words in around for where, words in ALLOWED):
                 better = BETTER[(match.lastindex or 0) - 1]
-                found.add(f"{file}:{line}: {match[0]!r} in {around!r}; use {better}")
-    return found
+                offenders.add(f"{file}:{line}: {match[0]!r} in {around!r}; use {better}")
+    return offenders
 
 
 def long_headings(texts: Iterable[Text]) -> set[str]:
@@ -315,8 +315,8 @@ def test_comments_are_those_of_tokenize() -> None:
     for name in ("test_language.py", "test_gate.py", "conftest.py"):
         source = (ROOT / "tests" / name).read_text(encoding="utf-8")
         tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-        found = [(each.start[0], each.string) for each in tokens if each.type == tokenize.COMMENT]
-        assert list(comments(source)) == found
+        expected = [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
+        assert list(comments(source)) == expected
 
 
 def test_allowed_words_pass_in_their_file_only(monkeypatch: pytest.MonkeyPatch) -> None:

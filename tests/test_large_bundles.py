@@ -52,9 +52,9 @@ def read_far(folder: Path) -> dict[str, str]:
     import tensorflow as tf
 
     reader = tf.train.load_checkpoint(str(folder / "far"))
-    found = {name: reader.get_tensor(name).tobytes() for name in ("a_first", "z_last", "z_very")}
-    assert len(reader.get_variable_to_shape_map()) == EMPTY + len(found)
-    return {name: hashlib.sha256(data).hexdigest() for name, data in found.items()}
+    contents = {name: reader.get_tensor(name).tobytes() for name in ("a_first", "z_last", "z_very")}
+    assert len(reader.get_variable_to_shape_map()) == EMPTY + len(contents)
+    return {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
 
 
 @pytest.mark.tensorflow
@@ -77,8 +77,8 @@ def test_what_lies_beyond_four_gib_is_written_and_read(tmp_path: Path) -> None:
         pytest.skip("this filesystem makes no holes")
     right = {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in values().items()}
     tree = tf_bundle.read(f"{tmp_path}/far").tree
-    ours = {name: hashlib.sha256(tree[attr(name),].read()).hexdigest() for name in right}  # type: ignore[union-attr]
-    theirs = run(__file__, "read_far", tmp_path)
+    own_digests = {name: hashlib.sha256(tree[attr(name),].read()).hexdigest() for name in right}  # type: ignore[union-attr]
+    reference = run(__file__, "read_far", tmp_path)
     data.unlink()
-    assert ours == right
-    assert theirs == right
+    assert own_digests == right
+    assert reference == right

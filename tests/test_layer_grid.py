@@ -38,7 +38,7 @@ SAMPLE = (
 @pytest.mark.tensorflow
 def test_layers_give_equal_outputs_or_are_refused(tmp_path: Path) -> None:
     tensorflow_child.require("torch", "tensorflow", "keras")
-    found, cells, equal = layer_grid.faults(SAMPLE, tmp_path)
-    assert not found
+    wrong, cells, equal = layer_grid.faults(SAMPLE, tmp_path)
+    assert not wrong
     assert cells > 5 * len(SAMPLE)
     assert equal > 3 * len(SAMPLE)

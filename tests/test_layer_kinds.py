@@ -83,17 +83,17 @@ IMAGES |= frozenset(("unscaled", "prelu", "group_norm"))
 def outputs(modules: dict[str, Any]) -> dict[str, np.ndarray]:
     import torch
 
-    found = {}
-    for name, given in keras_layers.inputs().items():
+    outputs = {}
+    for name, array in keras_layers.inputs().items():
         module = modules[name].eval()
-        tensor = torch.from_numpy(given)
+        tensor = torch.from_numpy(array)
         with torch.no_grad():
             if name == "attention":
-                made = module(tensor, tensor, tensor)[0]
+                output = module(tensor, tensor, tensor)[0]
             else:
-                made = Last(module)(tensor) if name in IMAGES else module(tensor)
-        found[name] = np.asarray(made[0] if isinstance(made, tuple) else made)
-    return found
+                output = Last(module)(tensor) if name in IMAGES else module(tensor)
+        outputs[name] = np.asarray(output[0] if isinstance(output, tuple) else output)
+    return outputs
 
 
 def randomised(modules: dict[str, Any]) -> torch.nn.ModuleDict:
@@ -138,30 +138,30 @@ def loaded(
     done = convert(str(folder / request.param / "ckpt"), str(target), flatten=FLATTEN, force=True, sync=False)
     assert done.report.complete, (done.report.unused, done.report.notes)
     modules = twins()
-    theirs = dict(np.load(folder / f"{request.param}.npz"))
-    whole = torch.nn.ModuleDict({name: modules[name] for name in theirs})
+    reference = dict(np.load(folder / f"{request.param}.npz"))
+    whole = torch.nn.ModuleDict({name: modules[name] for name in reference})
     state = torch.load(target, weights_only=True)
     assert whole.load_state_dict(state, strict=True)
-    return theirs, outputs(modules)
+    return reference, outputs(modules)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_keras_layers_give_the_same_in_torch(
     name: str, loaded: tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
 ) -> None:
-    theirs, ours = loaded
-    if name not in theirs:
+    reference, own_outputs = loaded
+    if name not in reference:
         assert name in keras_layers.ONLY_KERAS_3
         return
-    np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(own_outputs[name], reference[name], rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("way", ["keras_restored", "tf_keras_restored", "keras_loaded"])
 def test_torch_layers_give_the_same_in_keras(way: str, folder: Path) -> None:
-    ours, theirs = np.load(folder / "torch.npz"), np.load(folder / f"{way}.npz")
-    assert len(theirs.files) >= len(LAYERS) - 3
-    for name in theirs.files:
-        np.testing.assert_allclose(theirs[name], ours[name], rtol=0, atol=TOLERANCE, err_msg=name)
+    own_outputs, reference = np.load(folder / "torch.npz"), np.load(folder / f"{way}.npz")
+    assert len(reference.files) >= len(LAYERS) - 3
+    for name in reference.files:
+        np.testing.assert_allclose(reference[name], own_outputs[name], rtol=0, atol=TOLERANCE, err_msg=name)
 
 
 @pytest.mark.parametrize("there", ["from_torch/ckpt-1", "from_torch.weights.h5"])
@@ -191,11 +191,11 @@ def test_cells_of_tensorflow_1_and_cudnn(name: str, module: str, folder: Path) -
     }
     cell = getattr(torch.nn, module)(keras_layers.CELLS_INPUT[2], keras_layers.UNITS, batch_first=True)
     cell.load_state_dict(state, strict=True)
-    given = np.random.default_rng(4).standard_normal(keras_layers.CELLS_INPUT).astype(np.float32)
+    sequence = np.random.default_rng(4).standard_normal(keras_layers.CELLS_INPUT).astype(np.float32)
     with torch.no_grad():
-        made = cell(torch.from_numpy(given))[0].numpy()
-    np.testing.assert_allclose(made, cells[f"{name}/outputs"], rtol=0, atol=TOLERANCE)
-    assumed = [said for said in plan.assumed if "forget bias" in said]
+        output = cell(torch.from_numpy(sequence))[0].numpy()
+    np.testing.assert_allclose(output, cells[f"{name}/outputs"], rtol=0, atol=TOLERANCE)
+    assumed = [sentence for sentence in plan.assumed if "forget bias" in sentence]
     assert len(assumed) == (name in ("one", "two"))
 
 
@@ -211,18 +211,18 @@ def test_kinds_found_by_their_names_are_all_that_fit(kind: layer_kinds.LayerKind
     groups = [
         whole,
         {w.name: leaf(w.rank) for w in kind.weights if not w.optional},
-        *({name: each for name, each in whole.items() if name != left} for left in whole),
-        {name: leaf(len(each.shape) + 1) for name, each in whole.items()},
+        *({name: leaf for name, leaf in whole.items() if name != left} for left in whole),
+        {name: leaf(len(item.shape) + 1) for name, item in whole.items()},
         {**whole, "more": leaf(1)},
         {},
     ]
     for group in groups:
         for framework in ("torch", "tensorflow"):
             fitting = [each for each in kind_table.KINDS if each.framework == framework and each.fits(group)]
-            plain = tuple(each for each in fitting if each.modules is None)
-            usual = tuple(each for each in plain if not each.is_selected)
+            plain = tuple(kind for kind in fitting if kind.modules is None)
+            usual = tuple(kind for kind in plain if not kind.is_selected)
             # The unusual orientation of a matrix counts where a bias leaves no other.
-            biased = len(group) > 1 and any(len(each.shape) == 1 for each in group.values())
+            biased = len(group) > 1 and any(len(leaf.shape) == 1 for leaf in group.values())
             assert kind_table.candidate_kinds(group, framework) == (usual or (plain if biased else ()))
 
 
@@ -230,7 +230,7 @@ def test_kinds_found_by_their_names_are_all_that_fit(kind: layer_kinds.LayerKind
 
 
 def _defaults(cls: type) -> dict[str, Any]:
-    return {name: each.default for name, each in inspect.signature(cls).parameters.items()}
+    return {name: parameter.default for name, parameter in inspect.signature(cls).parameters.items()}
 
 
 def test_the_catalogue_has_the_names_and_defaults_of_pytorch() -> None:
@@ -273,9 +273,9 @@ def test_activations_compute_what_pytorch_computes() -> None:
         build = GraphBuilder()
         result = rule(build.one, lambda number, build=build: build.number(number, "float32"), "x")
         graph = build.graph([Value("x", "float32", (97,))], [Value(result, "float32")])
-        found = evaluate(graph, {"x": x})[result]
-        wanted = getattr(nn, kind.torch)()(torch.from_numpy(x)).numpy()
-        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6, err_msg=name)
+        outputs = evaluate(graph, {"x": x})[result]
+        expected = getattr(nn, kind.torch)()(torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(outputs, expected, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
 def test_a_kind_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,15 +299,15 @@ def test_a_kind_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
         about = layers.ModuleInfo("PowerNorm", {"eps": 0.125})
         leaf = Leaf("float32", (5,), Inline(b""), "")
         source = tensorflow_tree({"a/gamma": np.ones(5, np.float32), "a/beta": np.ones(5, np.float32)})
-        (found,) = layers.find_layers(source, "tensorflow")
-        target = found._replace(kinds=(kind_table.SPELLING["torch", "layer_norm"],), about=about)
+        (layer,) = layers.find_layers(source, "tensorflow")
+        target = layer._replace(kinds=(kind_table.SPELLING["torch", "layer_norm"],), about=about)
         assert layers.narrow_kinds(
             (kind_table.SPELLING["torch", "layer_norm"],), {"weight": leaf, "bias": leaf}, about
         )
-        (sentence,) = kind_notes.describe_differences([(found, target)], foreign=True)
+        (sentence,) = kind_notes.describe_differences([(layer, target)], foreign=True)
         assert "0.25" in sentence
         assert "0.125" in sentence
-        assert kind_notes.describe_kinds([found]) == ("power norms: a note",)
+        assert kind_notes.describe_kinds([layer]) == ("power norms: a note",)
     finally:
         kinds.kinds_by_class.cache_clear()
 
@@ -324,17 +324,17 @@ def test_an_unrecorded_epsilon_is_the_one_of_the_library(names: str, library: st
         target = source._replace(kinds=(kind_table.SPELLING["torch", "layer_norm"],), about=about)
         sentences = [*kind_notes.describe_differences([(source, target)], foreign=True)]
         assert len(sentences) == (epsilon != default)
-        assert all(library in each for each in sentences)
+        assert all(library in sentence for sentence in sentences)
 
 
 def test_depthwise_convolutions_note_their_padding() -> None:
     shapes = {"a/depthwise_kernel": np.ones((3, 3, 4, 2), np.float32), "a/bias": np.ones(8, np.float32)}
     plain = {"b/kernel": np.ones((3, 3, 4, 2), np.float32)}
-    found = layers.find_layers(tensorflow_tree({**shapes, **plain}), "tensorflow")
-    both = {layer.kinds[0].name for layer in found}
+    pair = layers.find_layers(tensorflow_tree({**shapes, **plain}), "tensorflow")
+    both = {layer.kinds[0].name for layer in pair}
     assert both == {"depthwise", "convolution"}
-    assert len(kind_notes.describe_kinds(found)) == 1
-    assert kind_notes.describe_kinds(found[:1]) == kind_notes.describe_kinds(found[1:])
+    assert len(kind_notes.describe_kinds(pair)) == 1
+    assert kind_notes.describe_kinds(pair[:1]) == kind_notes.describe_kinds(pair[1:])
 
 
 def _keras_chain(*layers: tuple[str, dict[str, Any]]) -> dict[str, Any]:
@@ -362,7 +362,7 @@ def _functional(calls: dict[str, list[str]], last: str) -> dict[str, Any]:
             "module": "keras.layers",
             "name": name,
             "config": {"name": name, "units": 3, "batch_shape": [None, 3]},
-            "inbound_nodes": [[[each[0], int(each[1:] or 0), 0, {}]] for each in sources],
+            "inbound_nodes": [[[source[0], int(source[1:] or 0), 0, {}]] for source in sources],
         }
         for name, sources in calls.items()
     ]
@@ -386,4 +386,4 @@ def test_only_models_whose_layers_follow_one_another_are_chains(
 ) -> None:
     steps = model_steps.read_keras_steps(_functional(calls, last))
     assert (steps is not None) == chain
-    assert steps is None or [each.name for each in steps if each.kind == "dense"] == [("a",), ("b",)]
+    assert steps is None or [step.name for step in steps if step.kind == "dense"] == [("a",), ("b",)]

@@ -175,10 +175,10 @@ def described(path: Path, shape: tuple[int, ...] | None = None) -> tuple[Any, An
     """Return the model's output shape and operations, None for unknown ones and for a refused input."""
     shapes = [] if shape is None else [",".join(map(str, shape))]
     try:
-        found = describe_architecture(open_checkpoint(str(path)), shapes)
+        architecture = describe_architecture(open_checkpoint(str(path)), shapes)
     except UsageError:
         return None, None
-    return (found[0].root.output, found[0].root.macs) if found else (None, None)
+    return (architecture[0].root.output, architecture[0].root.macs) if architecture else (None, None)
 
 
 # Layers whose shape is not computed here, though torch computes one.
@@ -193,33 +193,33 @@ UNKNOWN = (
 )
 
 
-@pytest.mark.parametrize("number", range(len(LAYERS)), ids=[" ".join(map(str, each)) for each in LAYERS])
+@pytest.mark.parametrize("number", range(len(LAYERS)), ids=[" ".join(map(str, layer)) for layer in LAYERS])
 def test_a_layer_has_torchs_shape_and_operations_or_none(number: int, models: Path) -> None:
-    wanted, (code, shape) = expected(models)[f"layer{number}"], LAYERS[number]
-    found = described(models / f"layer{number}.pt", shape)
-    if wanted is None or any(each in code for each in UNKNOWN):
-        assert found == (None, None)
+    reference, (code, shape) = expected(models)[f"layer{number}"], LAYERS[number]
+    description = described(models / f"layer{number}.pt", shape)
+    if reference is None or any(word in code for word in UNKNOWN):
+        assert description == (None, None)
     else:
-        (batch, *sizes), macs = wanted
-        assert found == (tuple(sizes), macs / batch)
+        (batch, *sizes), macs = reference
+        assert description == (tuple(sizes), macs / batch)
 
 
 @pytest.mark.parametrize("number", range(len(TRACED)), ids=TRACED)
 def test_a_traced_function_has_torchs_shape_and_operations_or_none(number: int, models: Path) -> None:
-    (shape, macs), found = expected(models)[f"traced{number}"], described(models / f"traced{number}.pt")
-    assert found[0] in (tuple(shape), None)
-    assert found[1] in (macs, None)
-    assert found[0] is not None or any(each in TRACED[number] for each in ("unfold", "argmax", "[0, 2]"))
+    (shape, macs), text = expected(models)[f"traced{number}"], described(models / f"traced{number}.pt")
+    assert text[0] in (tuple(shape), None)
+    assert text[1] in (macs, None)
+    assert text[0] is not None or any(word in TRACED[number] for word in ("unfold", "argmax", "[0, 2]"))
 
 
 @pytest.mark.parametrize("name", SCRIPTED)
 def test_code_that_depends_on_values_or_grows_has_no_shape(name: str, models: Path) -> None:
-    wanted, found = expected(models)[name], described(models / f"{name}.pt", (5, 6))
+    reference, description = expected(models)[name], described(models / f"{name}.pt", (5, 6))
     if name in ("sizes", "projection"):
-        assert found[0] == tuple(wanted[0])
-        assert found[1] in (wanted[1], None)
+        assert description[0] == tuple(reference[0])
+        assert description[1] in (reference[1], None)
     else:
-        assert found == (None, None)
+        assert description == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -240,21 +240,21 @@ def random_layers(count: int, seed: int) -> Iterator[tuple[str, tuple[int, ...]]
     draw = random.Random(seed)
 
     def numbers(count: int, low: int, high: int) -> object:
-        each = tuple(draw.randint(low, high) for _ in range(count))
-        return each[0] if draw.random() < 0.4 else each
+        sizes = tuple(draw.randint(low, high) for _ in range(count))
+        return sizes[0] if draw.random() < 0.4 else sizes
 
     for _ in range(count):
         rank, groups = draw.randint(1, 3), draw.choice((1, 1, 2))
-        taken, made = groups * draw.randint(1, 3), groups * draw.randint(1, 3)
-        shape = (taken, *(draw.randint(3, 12) for _ in range(rank)))
+        channels, filters = groups * draw.randint(1, 3), groups * draw.randint(1, 3)
+        shape = (channels, *(draw.randint(3, 12) for _ in range(rank)))
         window, step, pad = numbers(rank, 1, 4), numbers(rank, 1, 3), numbers(rank, 0, 2)
         wide, ceil = numbers(rank, 1, 3), draw.random() < 0.5
         sizes = f"{window}, stride={step}, padding={pad}"
         yield draw.choice(
             (
-                (f"Conv{rank}d({taken}, {made}, {sizes}, dilation={wide}, groups={groups})", shape),
+                (f"Conv{rank}d({channels}, {filters}, {sizes}, dilation={wide}, groups={groups})", shape),
                 (
-                    f"ConvTranspose{rank}d({taken}, {made}, {sizes}, dilation={wide}, groups={groups}, "
+                    f"ConvTranspose{rank}d({channels}, {filters}, {sizes}, dilation={wide}, groups={groups}, "
                     f"output_padding={numbers(rank, 0, 2)})",
                     shape,
                 ),
@@ -271,14 +271,14 @@ def random_layers(count: int, seed: int) -> Iterator[tuple[str, tuple[int, ...]]
 @pytest.mark.slow
 def test_layers_with_random_settings_have_torchs_shapes_and_operations(tmp_path: Path) -> None:
     layers = [*random_layers(1500, 0)]
-    wanted, known = expected(tmp_path, tuple(layers)), 0
+    reference, known = expected(tmp_path, tuple(layers)), 0
     for number, (code, shape) in enumerate(layers):
-        truth, found = wanted[f"layer{number}"], described(tmp_path / f"layer{number}.pt", shape)
+        truth, description = reference[f"layer{number}"], described(tmp_path / f"layer{number}.pt", shape)
         known += truth is not None
         if truth is None:
-            assert found == (None, None), (code, shape)
+            assert description == (None, None), (code, shape)
         else:
             (batch, *sizes), macs = truth
-            assert found in ((tuple(sizes), macs / batch), (None, None)), (code, shape)
-            assert found[0] is not None or batch != 2 or "Flatten" in code, (code, shape)
+            assert description in ((tuple(sizes), macs / batch), (None, None)), (code, shape)
+            assert description[0] is not None or batch != 2 or "Flatten" in code, (code, shape)
     assert known > 700

@@ -61,10 +61,10 @@ def both_ways(i: int, u: int, k: int) -> dict[str, tuple[int, ...]]:
 
 
 def attention(h: int, d: int, _: int) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name in ("query", "key", "value"):
-        found |= {f"a/_{name}_dense/kernel": (h * d, h, d), f"a/_{name}_dense/bias": (h, d)}
-    return found | {"a/_output_dense/kernel": (h, d, h * d), "a/_output_dense/bias": (h * d,)}
+        shapes |= {f"a/_{name}_dense/kernel": (h * d, h, d), f"a/_{name}_dense/bias": (h, d)}
+    return shapes | {"a/_output_dense/kernel": (h, d, h * d), "a/_output_dense/bias": (h * d,)}
 
 
 # Shapes of a Keras layer by three sizes, and what is said of it on the way back.
@@ -98,12 +98,12 @@ KERAS: dict[str, tuple[Callable[[int, int, int], dict[str, tuple[int, ...]]], st
 @pytest.mark.parametrize("name", KERAS)
 @given(i=sizes, o=sizes, k=sizes)
 def test_keras_layers_come_back_as_they_were(name: str, i: int, o: int, k: int) -> None:
-    shapes, said = KERAS[name]
+    shapes, option = KERAS[name]
     tree = tensorflow_tree(filled(shapes(i, o, k)))
     there = apply_plan(tree, conversion_by_kinds.plan_to_torch(tree))
-    said = said.replace("M", str(o + 1)).replace("I", str(i))
+    option = option.replace("M", str(o + 1)).replace("I", str(i))
     plan = conversion_by_kinds.plan_to_tensorflow(
-        there, parse_layer_options([f"a={said}"] if said else [], [])
+        there, parse_layer_options([f"a={option}"] if option else [], [])
     )
     assert not [note for note in plan.notes if "--kind" in note]
     assert arrays(apply_plan(there, plan)) == arrays(tree)
@@ -127,7 +127,7 @@ def test_stacked_torch_layers_come_back_but_for_their_second_biases(
     there = apply_plan(tree, conversion_by_kinds.plan_to_tensorflow(tree))
     assert len(there) == len(tree) * 3 // 4
     again = apply_plan(there, conversion_by_kinds.plan_to_torch(there))
-    found = {
+    arrays = {
         name: leaf.array()
         for name, leaf in zip(again.names.values(), again.leaves.values(), strict=True)
         if isinstance(leaf, Leaf)
@@ -135,9 +135,9 @@ def test_stacked_torch_layers_come_back_but_for_their_second_biases(
     for layer in range(layers):
         for way in ("", "_reverse")[: 1 + two]:
             name = f"r/weight_ih_l{layer}{way}" if layers == 1 else f"r_l{layer}/weight_ih_l0{way}"
-            assert (found[name] == source[f"r.weight_ih_l{layer}{way}"]).all()
+            assert (arrays[name] == source[f"r.weight_ih_l{layer}{way}"]).all()
             both = [source[f"r.bias_{part}_l{layer}{way}"] for part in ("ih", "hh")]
-            assert (found[name.replace("weight", "bias")] == both[0] + both[1]).all()
+            assert (arrays[name.replace("weight", "bias")] == both[0] + both[1]).all()
 
 
 FORMS: dict[str, Callable[[int, int], dict[str, tuple[int, ...]]]] = {
@@ -165,20 +165,20 @@ def test_the_gates_of_every_lstm_are_where_they_belong(form: str) -> None:
 
     weights = filled(FORMS[form](3, 5))
     first, bias = next(iter(weights.values()))[:3], list(weights.values())[-1]
-    given = np.linspace(-1, 1, 3, dtype=np.float32)
-    parts = dict(zip(GATES[form], np.split(given @ first + bias, 4), strict=True))
+    inputs = np.linspace(-1, 1, 3, dtype=np.float32)
+    parts = dict(zip(GATES[form], np.split(inputs @ first + bias, 4), strict=True))
     tree = tensorflow_tree(weights)
-    made = apply_plan(tree, conversion_by_kinds.plan_to_torch(tree))
+    converted = apply_plan(tree, conversion_by_kinds.plan_to_torch(tree))
     cell = torch.nn.LSTM(3, 5)
     cell.load_state_dict(
         {
             name.removeprefix("a/"): torch.from_numpy(leaf.array().copy())
-            for name, leaf in zip(made.names.values(), made.leaves.values(), strict=True)
+            for name, leaf in zip(converted.names.values(), converted.leaves.values(), strict=True)
             if isinstance(leaf, Leaf)
         }
     )
-    found = cell(torch.from_numpy(given)[None, None])[0].detach().numpy().reshape(-1)
-    np.testing.assert_allclose(found, step(parts), atol=1e-6)
+    output = cell(torch.from_numpy(inputs)[None, None])[0].detach().numpy().reshape(-1)
+    np.testing.assert_allclose(output, step(parts), atol=1e-6)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -226,9 +226,9 @@ def test_a_tied_tensor_goes_to_both_of_its_layers() -> None:
     there = apply_plan(
         tied, conversion_by_kinds.plan_to_tensorflow(tied, parse_layer_options(["emb=embedding"], []))
     )
-    found = {there.names[path]: leaf.array() for path, leaf in there.tensors()}
-    assert (found["emb/embeddings"] == tensors["dec.weight"]).all()
-    assert (found["dec/kernel"] == tensors["dec.weight"].T).all()
+    arrays = {there.names[path]: leaf.array() for path, leaf in there.tensors()}
+    assert (arrays["emb/embeddings"] == tensors["dec.weight"]).all()
+    assert (arrays["dec/kernel"] == tensors["dec.weight"].T).all()
 
 
 # --- What nobody can know ----------------------------------------------------------------------------
@@ -268,9 +268,9 @@ def test_what_may_be_several_kinds_is_asked_for(case: str, golden: Golden) -> No
     golden(caught.value)
     targets = set()
     for kind in kinds:
-        found = conversion_by_kinds.plan_to_tensorflow(tree, parse_layer_options([f"a={kind}"], []))
-        assert len(found.moves) == len(shapes)
-        targets.add(tuple((display(move.target), move.rule) for move in found.moves))
+        result = conversion_by_kinds.plan_to_tensorflow(tree, parse_layer_options([f"a={kind}"], []))
+        assert len(result.moves) == len(shapes)
+        targets.add(tuple((display(move.target), move.rule) for move in result.moves))
     assert len(targets) == len(kinds)  # they really go different ways
 
 
@@ -365,7 +365,7 @@ def test_names_and_widths_decide_the_kind(case: str) -> None:
     assert decided == kinds
     # Each decision is an assumption, whose option selects the other kind.
     for title in kinds:
-        (line,) = (each for each in placed.assumed if f"--kind '{title}=" in each and " read as " in each)
+        (line,) = (text for text in placed.assumed if f"--kind '{title}=" in text and " read as " in text)
         option = re.findall(rf"--kind '({re.escape(title)}=\w+)'", line)
         (other,) = parse_layer_options(option, [])
         stated = {
@@ -410,19 +410,19 @@ def test_the_class_in_the_file_tells_the_kind(cls: str, kind: str) -> None:
 
 def test_a_forget_bias_that_is_told_is_not_assumed() -> None:
     tree = tensorflow_tree(filled(FORMS["tf1"](3, 2)))
-    for said, value in (([], 1.0), (["a=lstm:0"], 0.0)):
-        plan = conversion_by_kinds.plan_to_torch(tree, parse_layer_options(said, []))
+    for options, value in (([], 1.0), (["a=lstm:0"], 0.0)):
+        plan = conversion_by_kinds.plan_to_torch(tree, parse_layer_options(options, []))
         second = apply_plan(tree, plan)[(key("a.bias_hh_l0"),)]
         assert isinstance(second, Leaf)
         assert second.array().tolist() == [0, 0, value, value, 0, 0, 0, 0]
-        assert bool(plan.assumed) == (not said)
+        assert bool(plan.assumed) == (not options)
 
 
 def test_a_note_says_what_the_file_tells(golden: Golden) -> None:
     tree = tensorflow_tree(filled({"n/gamma": (3,), "n/beta": (3,)}))
     golden("\n".join(conversion_by_kinds.plan_to_torch(tree).notes))
-    told = {attributes("n"): Container("module", "LayerNormalization", {"epsilon": 0.002})}
-    (note,) = conversion_by_kinds.plan_to_torch(Tree(tree.leaves, {}, told)).notes
+    containers = {attributes("n"): Container("module", "LayerNormalization", {"epsilon": 0.002})}
+    (note,) = conversion_by_kinds.plan_to_torch(Tree(tree.leaves, {}, containers)).notes
     assert "epsilon 0.002" in note
 
 
@@ -478,8 +478,8 @@ def test_a_flattened_image_is_asked_for_and_reordered() -> None:
     there = apply_plan(tree, conversion_by_kinds.plan_to_torch(tree, parse_layer_options([], ["fc=3,2,4"])))
     image = np.random.default_rng(1).standard_normal((3, 2, 4)).astype(np.float32)
     kernel, weight = (
-        next(leaf.array() for path, leaf in each.tensors() if display(path) == name)
-        for each, name in ((tree, "fc/kernel"), (there, "fc/weight"))
+        next(leaf.array() for path, leaf in side.tensors() if display(path) == name)
+        for side, name in ((tree, "fc/kernel"), (there, "fc/weight"))
     )
     np.testing.assert_allclose(
         weight @ image.transpose(2, 0, 1).reshape(-1), image.reshape(-1) @ kernel, rtol=1e-5, atol=1e-6
@@ -506,8 +506,8 @@ def test_a_second_head_on_an_image_is_asked_for_too() -> None:
     biases = {name.replace("weight", "bias"): shape[:1] for name, shape in shapes.items()}
     tree = torch_tree(dict(filled({name: both for name in shapes for both in [shapes[name]]} | biases)))
     notes = conversion_by_kinds.plan_to_tensorflow(tree).notes
-    asked = [note.split()[0] for note in notes if "--flatten" in note]
-    assert asked == ["value", "adv"]
+    names = [note.split()[0] for note in notes if "--flatten" in note]
+    assert names == ["value", "adv"]
 
 
 def test_a_norm_over_a_flattened_image_tells_no_channels() -> None:
@@ -534,7 +534,7 @@ def _asked(shapes: Mapping[str, tuple[int, ...]], flatten: Sequence[str] = ()) -
     notes = conversion_by_kinds.plan_to_torch(
         tensorflow_tree(filled(shapes)), parse_layer_options([], list(flatten))
     ).notes
-    return {note.split()[0]: found[1] for note in notes if (found := re.search(r"(--(?:un)?flatten)", note))}
+    return {note.split()[0]: match[1] for note in notes if (match := re.search(r"(--(?:un)?flatten)", note))}
 
 
 _CONV = {"conv/kernel": (3, 3, 2, 4), "conv/bias": (4,)}
@@ -586,19 +586,19 @@ def test_the_statistics_after_a_transposed_convolution_tell_its_channels() -> No
 def _decided(plan: Plan) -> dict[str, str]:
     """Return the images that layers are assumed to take; nothing else may be open."""
     assert not any("--flatten" in note for note in plan.notes), plan.notes
-    sentences = (re.match(r"(\S+) takes ([\d,]+) flattened", each) for each in plan.assumed)
-    return {found[1]: found[2] for found in sentences if found}
+    sentences = (re.match(r"(\S+) takes ([\d,]+) flattened", sentence) for sentence in plan.assumed)
+    return {match[1]: match[2] for match in sentences if match}
 
 
 def _convolutions(**channels: tuple[int, int]) -> dict[str, tuple[int, ...]]:
     """Return PyTorch's kernels and biases of convolutions from one number of channels to another."""
-    kernels = {f"{name}.weight": (made, taken, 3, 3) for name, (taken, made) in channels.items()}
-    return kernels | {f"{name}.bias": (made,) for name, (_, made) in channels.items()}
+    kernels = {f"{name}.weight": (outputs, inputs, 3, 3) for name, (inputs, outputs) in channels.items()}
+    return kernels | {f"{name}.bias": (outputs,) for name, (_, outputs) in channels.items()}
 
 
 def _linear(**sizes: tuple[int, int]) -> dict[str, tuple[int, ...]]:
-    kernels = {f"{name}.weight": (made, taken) for name, (taken, made) in sizes.items()}
-    return kernels | {f"{name}.bias": (made,) for name, (_, made) in sizes.items()}
+    kernels = {f"{name}.weight": (outputs, inputs) for name, (inputs, outputs) in sizes.items()}
+    return kernels | {f"{name}.bias": (outputs,) for name, (_, outputs) in sizes.items()}
 
 
 _TRUNK = _convolutions(conv1=(4, 32), conv2=(32, 64), conv3=(64, 64))
@@ -670,7 +670,7 @@ def test_an_image_of_which_sizes_leave_more_than_one_reading_stays_unknown(
     shapes: dict[str, tuple[int, ...]],
 ) -> None:
     plan = conversion_by_kinds.plan_to_tensorflow(torch_tree(dict(filled(shapes))))
-    assert not any("flattened, because" in each for each in plan.assumed)
+    assert not any("flattened, because" in sentence for sentence in plan.assumed)
     assert len(plan.moves) < len(shapes)
 
 
@@ -684,7 +684,7 @@ def test_the_option_for_the_other_case_of_an_assumed_image_keeps_the_order() -> 
         (rules[option],) = (
             m.rule.name for m in plan.moves if rows[str(m.source[-1].value)].shape == (6, 3136)
         )
-        assert any("flattened, because" in each for each in plan.assumed) == (not option)
+        assert any("flattened, because" in sentence for sentence in plan.assumed) == (not option)
     assert rules[()] == rules["fc=7,7,64",] != rules["fc=no",]
 
 
@@ -692,8 +692,8 @@ def test_an_image_beside_other_numbers_is_asked_for_with_its_form() -> None:
     tree = torch_tree(dict(filled(_convolutions(c=(3, 5)) | _linear(fc=(335, 2)))))
     (note,) = (note for note in conversion_by_kinds.plan_to_tensorflow(tree).notes if "--flatten" in note)
     assert re.findall(r"'fc=([^']+)'", note) == ["PLACES,5+NUMBERS", "no"]
-    given = parse_layer_options([], ["fc=65,5+10"])
-    assert len(conversion_by_kinds.plan_to_tensorflow(tree, given).moves) == 4
+    options = parse_layer_options([], ["fc=65,5+10"])
+    assert len(conversion_by_kinds.plan_to_tensorflow(tree, options).moves) == 4
 
 
 def _mnist() -> dict[str, np.ndarray]:
@@ -752,8 +752,8 @@ def test_the_order_in_a_keras_weights_file_is_no_evidence(
             file[f"{name}/vars/1"] = np.ones(shape[-1:], np.float32)
             file[name].attrs["name"] = name.rpartition("/")[2]
     ran = in_process("convert", "m.weights.h5", "m.pt", "--json", cwd=tmp_path)
-    stated = [each for each in ran.json()["assumed"] if "flattened, because" in each]
-    assert [re.findall(r" takes ([\d,]+)", each) for each in stated] == [["13,13,32"]] * decided
+    stated = [sentence for sentence in ran.json()["assumed"] if "flattened, because" in sentence]
+    assert [re.findall(r" takes ([\d,]+)", sentence) for sentence in stated] == [["13,13,32"]] * decided
     assert ran.status == (0 if decided else ran.status)
 
 
@@ -774,11 +774,11 @@ def test_every_layer_that_needs_a_kind_has_its_option() -> None:
     (note,) = (note for note in plan.notes if "--kind" in note)
     for kind in ("dense", "embedding"):
         assert " ".join(f"--kind '{name}={kind}'" for name in "abc") in note
-    said = [f"{name}=embedding" for name in "abc"]
+    options = [f"{name}=embedding" for name in "abc"]
     assert (
         len(
             conversion_by_kinds.plan_to_tensorflow(
-                torch_tree(dict(filled(shapes))), parse_layer_options(said, [])
+                torch_tree(dict(filled(shapes))), parse_layer_options(options, [])
             ).moves
         )
         == 3
@@ -797,7 +797,7 @@ def test_a_lone_weight_like_an_image_is_an_assumed_convolution(
     shapes: Mapping[str, tuple[int, ...]], assumed: list[str]
 ) -> None:
     plan = conversion_by_kinds.plan_to_tensorflow(torch_tree(dict(filled(shapes))))
-    assert [said.partition(":")[0] for said in plan.assumed] == assumed
+    assert [sentence.partition(":")[0] for sentence in plan.assumed] == assumed
 
 
 @pytest.mark.parametrize(
@@ -807,7 +807,7 @@ def test_gamma_and_beta_without_a_word_for_a_norm_are_assumed_to_be_one(
     name: str, assumed: list[str]
 ) -> None:
     tree = tensorflow_tree(dict(filled({f"{name}/gamma": (4,), f"{name}/beta": (4,)})))
-    assert [said.partition(":")[0] for said in conversion_by_kinds.plan_to_torch(tree).assumed] == assumed
+    assert [text.partition(":")[0] for text in conversion_by_kinds.plan_to_torch(tree).assumed] == assumed
 
 
 def saved(folder: Path) -> None:
@@ -883,13 +883,13 @@ def test_every_kind_of_one_framework_is_one_of_the_other_or_refused() -> None:
 def test_no_tree_is_a_surprise(entries: list[tuple[str, list[int]]]) -> None:
     """Whatever stands in a tree: it is mapped, refused with a sentence, or not a layer."""
     tree = tensorflow_tree({f"a/{name}": np.zeros(shape, np.float32) for name, shape in entries})
-    for made in (
+    for plan in (
         conversion_by_kinds.plan_to_torch(tree),
         conversion_by_kinds.plan_to_tensorflow(
             torch_tree({f"a.{n}": np.zeros(s, np.float32) for n, s in entries})
         ),
     ):
-        assert len({move.source for move in made.moves}) <= len(entries)
+        assert len({move.source for move in plan.moves}) <= len(entries)
 
 
 @pytest.mark.parametrize("make", [torch_tree, tensorflow_tree])
@@ -920,4 +920,4 @@ def test_a_recorded_product_tells_the_orientation_of_a_square_matrix(
     # The option that states it is accepted for these names.
     option = parse_layer_options([f"a={kind.option}"], (), ())
     (same,) = find_layers(plain, "tensorflow", option)
-    assert [each.weights[0].to_canonical for each in same.kinds] == [kind.weights[0].to_canonical]
+    assert [kind.weights[0].to_canonical for kind in same.kinds] == [kind.weights[0].to_canonical]

@@ -58,12 +58,12 @@ POLICY, CRITIC = (3, 16, 12, 2), (5, 16, 12, 1)
 
 def d4pg(critic: tuple[int, ...] = CRITIC) -> Arrays:
     """The default networks: NearZeroInitializedLinear after the policy's torso, a head after the critic's."""
-    found: Arrays = {}
+    arrays: Arrays = {}
     for prefix in ("", "target_"):
-        found |= network(f"{prefix}policy/_layers/0", POLICY, f"{prefix}policy/_layers/1")
+        arrays |= network(f"{prefix}policy/_layers/0", POLICY, f"{prefix}policy/_layers/1")
         last = "2/_distributional_layer" if critic[-1] > 1 else "2"
-        found |= network(f"{prefix}critic/_layers/1", critic, f"{prefix}critic/_layers/{last}")
-    return found
+        arrays |= network(f"{prefix}critic/_layers/1", critic, f"{prefix}critic/_layers/{last}")
+    return arrays
 
 
 def learner(arrays: Arrays) -> Tree:
@@ -78,19 +78,19 @@ def learner(arrays: Arrays) -> Tree:
             for number, path in enumerate(mine):
                 moment = np.full(leaves[path].shape, number, "f4")
                 name = f"adam/{slot}/{leaves[path].name}"
-                place = attributes(f"{top}/{slot}/{number}")
-                leaves[place] = leaf(moment, name, role="slot", slot=slot, name=name)
+                location = attributes(f"{top}/{slot}/{number}")
+                leaves[location] = leaf(moment, name, role="slot", slot=slot, name=name)
     leaves[attributes("num_steps")] = leaf(np.array(3, np.int32), "num_steps", role="counter")
     return Tree(leaves)
 
 
 def plain() -> Arrays:
     """Networks of Sonnet's own MLP."""
-    found: Arrays = {}
+    arrays: Arrays = {}
     for prefix in ("", "target_"):
         for name, widths in (("policy", POLICY), ("critic", CRITIC)):
-            found |= layers([f"{prefix}{name}/_layers/1/_layers/{n}" for n in range(3)], widths, SONNET)
-    return found
+            arrays |= layers([f"{prefix}{name}/_layers/1/_layers/{n}" for n in range(3)], widths, SONNET)
+    return arrays
 
 
 class TestAcme(LayoutContract):
@@ -108,8 +108,8 @@ def test_actions_and_values_are_its_networks(root: str, tmp_path: Path) -> None:
     last = ran(arrays, "policy/_layers/0", POLICY, observations(), "policy/_layers/1")
     low, high = np.array(LOW), np.array(HIGH)
     same(actions(path), 0.5 * (np.tanh(last) + 1) * (high - low) + low)
-    seen = np.concatenate([observations(), chosen()], 1)
-    same(q_values(path), ran(arrays, "critic/_layers/1", CRITIC, seen, "critic/_layers/2"))
+    inputs = np.concatenate([observations(), chosen()], 1)
+    same(q_values(path), ran(arrays, "critic/_layers/1", CRITIC, inputs, "critic/_layers/2"))
     assert without_a_way(path) == []
     assert recognised(path).facts.activations == ("tanh", "elu")
 
@@ -155,7 +155,7 @@ def test_a_mean_is_limited_by_the_environments_wrapper(tmp_path: Path) -> None:
     low, high = np.array(LOW), np.array(HIGH)
     same(actions(path), (high + low) / 2 + (high - low) / 2 * np.clip(mean, -1, 1))
     agent = canonical_tree(open_checkpoint(path).tree, recognised(path).moves)
-    assert "actor/std/kernel" in {display(each) for each in agent}
+    assert "actor/std/kernel" in {display(path) for path in agent}
 
 
 def snapshot(name: str = "policy") -> Tree:
@@ -165,7 +165,7 @@ def snapshot(name: str = "policy") -> Tree:
     arrays = layers(
         [f"{top}/linear", f"{top}/mlp/linear_0", "_variables/near_zero_initialized_linear"], widths, SONNET
     )
-    arrays |= {f"{top}/layer_norm/{each}": np.ones(16, "f4") for each in ("offset", "scale")}
+    arrays |= {f"{top}/layer_norm/{suffix}": np.ones(16, "f4") for suffix in ("offset", "scale")}
     return tensorflow_tree(
         dict(sorted(arrays.items(), key=lambda one: ("near" in one[0], "mlp/" in one[0], "norm" in one[0])))
     )
@@ -175,8 +175,8 @@ def snapshot(name: str = "policy") -> Tree:
 def test_a_snapshot_is_what_its_folder_is_called(name: str, title: str) -> None:
     binding = acme.recognise(snapshot(name), name)
     assert binding is not None
-    ((found, kinds),) = [(part.title, [layer.kind for layer in part.layers]) for part in binding.parts]
-    assert (found, kinds) == (title, ["dense", "layer_norm", "dense", "dense"])
+    ((part_title, kinds),) = [(part.title, [layer.kind for layer in part.layers]) for part in binding.parts]
+    assert (part_title, kinds) == (title, ["dense", "layer_norm", "dense", "dense"])
     assert recognize_tree(snapshot(name), "something") is None
 
 

@@ -56,8 +56,8 @@ def part(name: str, sizes: tuple[int, ...], config: dict[str, Any]) -> Any:
     output = config["output_activation"]
     layers[f"{name}_activation_output"] = nn.Identity() if output is None else NAMES[output]()
     named = nn.Sequential()
-    for each, layer in layers.items():
-        named.add_module(each, layer)
+    for item, layer in layers.items():
+        named.add_module(item, layer)
     return named
 
 
@@ -77,12 +77,12 @@ class Net(nn.Module):
         }
         self.encoder, self.head_net = nn.Module(), nn.Module()
         self.encoder.model = part("encoder", (OBS, 17, 12, LATENT), self.configs["encoder_config"])
-        made = part("value", (LATENT + more, 33, outputs), self.configs["head_config"])
+        built = part("value", (LATENT + more, 33, outputs), self.configs["head_config"])
         owner = self.head_net
         if wrapped:
             self.head_net._wrapped = owner = nn.Module()
-        owner.model = made
-        self._head = [made]
+        owner.model = built
+        self._head = [built]
 
     def forward(self, obs: Any, action: Any = None) -> Any:
         latent = self.encoder.model(obs)
@@ -111,8 +111,8 @@ def write(
     for group in groups:
         rates = [{"params": list(networks[name].parameters())} for name in group]
         adam = torch.optim.Adam(rates, lr=3e-4)
-        for each in adam.param_groups:
-            for parameter in each["params"]:
+        for item in adam.param_groups:
+            for parameter in item["params"]:
                 parameter.grad = torch.ones_like(parameter)
         adam.step()
         name = "optimizer" if joint or alone else f"{group[0]}_optimizer"
@@ -149,9 +149,9 @@ def test_a_q_network_chooses_numbers_from_0(tmp_path: Path) -> None:
     net, path = dqn(tmp_path)
     for backend in ("numpy", "torch"):
         agent = load_agent(path, backend=backend)
-        wanted = net(torch.from_numpy(rows()))
-        close(agent.scores(rows()), wanted)
-        np.testing.assert_array_equal(agent.act(rows()), wanted.argmax(1))
+        expected = net(torch.from_numpy(rows()))
+        close(agent.scores(rows()), expected)
+        np.testing.assert_array_equal(agent.act(rows()), expected.argmax(1))
     known = restore_agent(path)
     assert known.binding.layout == "agilerl"
     assert known.known.is_read("activations")
@@ -163,12 +163,12 @@ def test_statistics_of_the_wrapper_normalise(tmp_path: Path) -> None:
     rms = stand_in("agilerl.wrappers.utils.RunningMeanStd")
     wrapper = stand_in("agilerl.wrappers.agent.RSNorm")
     mean, var = torch.linspace(-1, 1, OBS), torch.linspace(1, 4, OBS)
-    made = instance(rms, mean=mean, var=var, count=torch.tensor(100.0), epsilon=1e-4, device="cpu")
+    statistics = instance(rms, mean=mean, var=var, count=torch.tensor(100.0), epsilon=1e-4, device="cpu")
     with importable(rms, wrapper):
-        net, path = dqn(tmp_path, wrapper_cls=wrapper, wrapper_attrs={"obs_rms": made})
+        net, path = dqn(tmp_path, wrapper_cls=wrapper, wrapper_attrs={"obs_rms": statistics})
     close(load_agent(path).scores(rows()), net((torch.from_numpy(rows()) - mean) / (var + 1e-4).sqrt()))
     with importable(rms, wrapper):
-        _, path = dqn(tmp_path, wrapper_cls=wrapper, wrapper_attrs={"obs_rms": {"a": made}})
+        _, path = dqn(tmp_path, wrapper_cls=wrapper, wrapper_attrs={"obs_rms": {"a": statistics}})
     with pytest.raises(UnsupportedError):
         load_agent(path)
 
@@ -183,9 +183,9 @@ def test_the_mean_of_ppo_is_mapped_as_outside_training(squash: bool, tmp_path: P
     )
     mean = actor(torch.from_numpy(rows()))
     low, high = torch.from_numpy(BOX.low), torch.from_numpy(BOX.high)
-    wanted = low + 0.5 * (mean.tanh() + 1) * (high - low) if squash else mean.clamp(low, high)
+    expected = low + 0.5 * (mean.tanh() + 1) * (high - low) if squash else mean.clamp(low, high)
     agent = load_agent(path)
-    close(agent.act(rows()), wanted)
+    close(agent.act(rows()), expected)
     close(agent.value(rows()), critic(torch.from_numpy(rows()))[:, 0])
     drawn = agent.act(np.zeros((4000, OBS), np.float32), deterministic=False)
     if not squash:
@@ -202,10 +202,10 @@ def test_the_most_probable_action_of_ppo_is_played(space: Any, outputs: int, tmp
     path = write(tmp_path / "a.pt", {"actor": actor, "critic": Net("ValueNetwork", 1)}, space)
     agent, logits = load_agent(path), actor(torch.from_numpy(rows())).detach().numpy()
     if outputs == 5:
-        wanted = np.stack([logits[:, :3].argmax(1), logits[:, 3:].argmax(1)], 1)
+        expected = np.stack([logits[:, :3].argmax(1), logits[:, 3:].argmax(1)], 1)
     else:
-        wanted = logits.argmax(1) if space is CHOICES else (logits > 0).astype(int)
-    np.testing.assert_array_equal(agent.act(rows()), wanted)
+        expected = logits.argmax(1) if space is CHOICES else (logits > 0).astype(int)
+    np.testing.assert_array_equal(agent.act(rows()), expected)
     agent.act(rows(), deterministic=False)
 
 
@@ -223,9 +223,9 @@ def test_td3_maps_its_output_to_the_bounds_and_rates_the_output(critic: str, tmp
     agent, obs = load_agent(path), torch.from_numpy(rows())
     output = networks["actor"](obs).detach().numpy()
     close(agent.act(rows()), BOX.low + (BOX.high - BOX.low) * (output + 1) / 2)
-    given = torch.from_numpy(output)
-    wanted = torch.cat([networks[f"critic_{n}"](obs, given) for n in (1, 2)], 1)
-    close(agent.q_values(rows(), output), wanted)
+    actions = torch.from_numpy(output)
+    expected = torch.cat([networks[f"critic_{n}"](obs, actions) for n in (1, 2)], 1)
+    close(agent.q_values(rows(), output), expected)
 
 
 def test_every_tensor_and_moment_has_a_place(tmp_path: Path) -> None:
@@ -282,8 +282,8 @@ def rainbow(path: Path) -> tuple[Callable[[Any], Any], str]:
     """Return networks/custom_modules.py's DuelingDistributionalMLP after an encoder, with noisy layers."""
     atoms, support = 11, torch.linspace(-3, LARGEST, 11)
     net, target = (Net("RainbowQNetwork", atoms) for _ in range(2))
-    for each in (net, target):
-        each.head_net.advantage_net = part("advantage", (LATENT, 33, 3 * atoms), each.configs["head_config"])
+    for item in (net, target):
+        item.head_net.advantage_net = part("advantage", (LATENT, 33, 3 * atoms), item.configs["head_config"])
 
     def scores(obs: Any) -> Any:
         latent = net.encoder.model(obs)
@@ -295,15 +295,15 @@ def rainbow(path: Path) -> tuple[Callable[[Any], Any], str]:
     for parameter in [*net.head_net.model[-2].parameters(), *net.head_net.advantage_net[-2].parameters()]:
         parameter.data *= 4  # so that some probabilities are below the limit
     entries = {}
-    for name, each in (("actor", net), ("actor_target", target)):
-        found = each.entries(name)
+    for name, network in (("actor", net), ("actor_target", target)):
+        state_entries = network.entries(name)
         state: dict[str, Any] = {}
-        for key, tensor in found[f"{name}_state_dict"].items():
+        for key, tensor in state_entries[f"{name}_state_dict"].items():
             noisy = "head_net" in key and "linear" in key
             state |= (
                 {f"{key}_{end}": tensor for end in ("mu", "sigma", "epsilon")} if noisy else {key: tensor}
             )
-        entries |= {**found, f"{name}_state_dict": state}
+        entries |= {**state_entries, f"{name}_state_dict": state}
     saved = {
         "action_space": CHOICES, "observation_space": SEEN, "agilerl_version": "2.58.0", "support": support,
         "network_info": {"modules": entries, "optimizers": {}},
@@ -316,10 +316,10 @@ def rainbow(path: Path) -> tuple[Callable[[Any], Any], str]:
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 def test_probabilities_of_rainbow_are_limited_from_below(backend: str, tmp_path: Path) -> None:
     scores, path = rainbow(tmp_path)
-    wanted = scores(torch.from_numpy(rows())).detach().numpy()
-    found = load_agent(path, backend=backend)
-    close(found.scores(rows()), wanted, LARGEST)
-    np.testing.assert_array_equal(found.act(rows()), wanted.argmax(1))
+    expected = scores(torch.from_numpy(rows())).detach().numpy()
+    loaded = load_agent(path, backend=backend)
+    close(loaded.scores(rows()), expected, LARGEST)
+    np.testing.assert_array_equal(loaded.act(rows()), expected.argmax(1))
 
 
 def test_a_converted_rainbow_acts_the_same(tmp_path: Path) -> None:
@@ -351,12 +351,12 @@ def test_the_library_acts_the_same(name: str, tmp_path: Path) -> None:
     agent = getattr(algorithms, kind)(SEEN, CHOICES if discrete else BOX, net_config=config)
     agent.save_checkpoint(str(tmp_path / "agent.pt"))
     agent.set_training_mode(False)
-    found = load_agent(str(tmp_path / "agent.pt"))
+    loaded = load_agent(str(tmp_path / "agent.pt"))
     with torch.no_grad():
         if kind == "PPO":
             agent.actor.eval()
             output = agent.actor.head_net.wrapped(agent.actor.encoder(torch.from_numpy(rows()))).numpy()
-            wanted = output.argmax(1) if discrete else output.clip(BOX.low, BOX.high)
+            expected = output.argmax(1) if discrete else output.clip(BOX.low, BOX.high)
         else:
-            wanted = agent.get_action(rows(), *([] if discrete else [False]), **playing)
-    close(found.act(rows()), wanted)
+            expected = agent.get_action(rows(), *([] if discrete else [False]), **playing)
+    close(loaded.act(rows()), expected)

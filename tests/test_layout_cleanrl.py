@@ -109,8 +109,8 @@ def test_a_ppo_agent_acts_by_its_mean(tmp_path: Path) -> None:
     torch.save(agent.state_dict(), tmp_path / "ppo.cleanrl_model")
     assert recognised(tmp_path / "ppo.cleanrl_model").layout == "cleanrl"
     assert not without_a_way(tmp_path / "ppo.cleanrl_model")
-    wanted = np.clip(run(agent.actor_mean, observations()).numpy(), LOW, HIGH)
-    same(actions(tmp_path / "ppo.cleanrl_model"), wanted)
+    expected = np.clip(run(agent.actor_mean, observations()).numpy(), LOW, HIGH)
+    same(actions(tmp_path / "ppo.cleanrl_model"), expected)
     lacks = restore_agent(str(tmp_path / "ppo.cleanrl_model")).binding.facts.lacks
     assert lacks == (NO_BOUNDS, STATISTICS_UNKNOWN)
 
@@ -160,9 +160,9 @@ def test_there_and_back_is_the_same(tmp_path: Path, gaussian: bool) -> None:
     ).report.complete
     assert convert(str(tmp_path / "b.pt"), str(tmp_path / "c.cleanrl_model")).report.complete
     one, two = (torch.load(tmp_path / f"{name}.cleanrl_model", weights_only=True) for name in "ac")
-    for mine, theirs in zip(one, two, strict=True):
-        assert mine.keys() == theirs.keys()
-        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    for mine, other in zip(one, two, strict=True):
+        assert mine.keys() == other.keys()
+        assert all(torch.equal(mine[name], other[name]) for name in mine)
 
 
 def test_an_actor_without_bounds_is_never_written(tmp_path: Path) -> None:
@@ -270,34 +270,34 @@ def discrete(name: str) -> tuple[Any, Any]:
         )
 
     torch.manual_seed(0)
-    made = nn.Module()
+    module = nn.Module()
     if name == "ppo":
-        made.critic, made.actor = mlp(1, nn.Tanh), mlp(2, nn.Tanh)
-        return made, made.actor
+        module.critic, module.actor = mlp(1, nn.Tanh), mlp(2, nn.Tanh)
+        return module, module.actor
     if name == "dqn":
-        made.network = mlp(2, nn.ReLU)
-        return made, made.network
-    made.register_buffer("atoms", torch.linspace(-3, 7, steps=11))
-    made.network = mlp(2 * 11, nn.ReLU)
-    return made, lambda x: (made.network(x).view(len(x), 2, 11).softmax(2) * made.atoms).sum(2)
+        module.network = mlp(2, nn.ReLU)
+        return module, module.network
+    module.register_buffer("atoms", torch.linspace(-3, 7, steps=11))
+    module.network = mlp(2 * 11, nn.ReLU)
+    return module, lambda x: (module.network(x).view(len(x), 2, 11).softmax(2) * module.atoms).sum(2)
 
 
 @pytest.mark.parametrize("name", ["dqn", "c51", "ppo"])
 def test_discrete_agents_take_the_best_action(name: str, tmp_path: Path) -> None:
-    made, scores = discrete(name)
+    module, scores = discrete(name)
     path = tmp_path / f"{name}.cleanrl_model"
-    state = made.state_dict()
+    state = module.state_dict()
     torch.save({"model_weights": state, "args": {"env_id": "CartPole-v1"}} if name == "c51" else state, path)
     assert not without_a_way(path)
     obs = np.random.default_rng(1).normal(size=(200, 4)).astype(np.float32)
     agent = load_agent(str(path), None if name == "c51" else "CartPole-v1")
     with torch.no_grad():
-        wanted = scores(torch.from_numpy(obs))
-    np.testing.assert_allclose(agent.scores(obs), wanted.numpy(), rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(agent.act(obs), wanted.argmax(1).numpy())
+        expected = scores(torch.from_numpy(obs))
+    np.testing.assert_allclose(agent.scores(obs), expected.numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(agent.act(obs), expected.argmax(1).numpy())
     assert bool(agent.facts.env) == (name == "c51")
     for target in ("out.pt", "out.npz", *([] if name == "c51" else ["out.weights.h5"])):
         done = convert(str(path), str(tmp_path / target))
         assert done.written
         again = load_agent(str(tmp_path / target), None if name == "c51" else "CartPole-v1")
-        np.testing.assert_array_equal(again.act(obs), wanted.argmax(1).numpy())
+        np.testing.assert_array_equal(again.act(obs), expected.argmax(1).numpy())

@@ -42,7 +42,7 @@ class Encoder(nn.Module):
             self._fcs = nn.ModuleList([nn.Linear(*pair) for pair in pairs])
         else:
             layers = [[nn.Linear(*pair), act, *([nn.LayerNorm(pair[1])] if norm else [])] for pair in pairs]
-            self._layers = nn.Sequential(*(layer for each in layers for layer in each))
+            self._layers = nn.Sequential(*(layer for item in layers for layer in item))
         self.act = act
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -94,8 +94,8 @@ def config(kind: str = "td3", encoders: Any = (ENCODER, ENCODER), **params: Any)
     actor, critic = encoders
     both = {"actor_encoder_factory": actor, "critic_encoder_factory": critic}
     scalers = dict.fromkeys(("observation_scaler", "action_scaler", "reward_scaler"), NONE)
-    found = {**scalers, **both, **params}
-    return {"observation_shape": [OBS], "action_size": ACT, "config": {"type": kind, "params": found}}
+    parameters = {**scalers, **both, **params}
+    return {"observation_shape": [OBS], "action_size": ACT, "config": {"type": kind, "params": parameters}}
 
 
 def d3(folder: Path, state: dict[str, Any], said: dict[str, Any]) -> str:
@@ -356,8 +356,8 @@ def test_an_imitator_alone_is_a_policy(last: str, tmp_path: Path) -> None:
         "imitator": policy.state_dict(),
         "optim": {"optim": adam(policy.parameters()), "lr_scheduler": None},
     }
-    said = config("bc", encoder_factory=ENCODER)
-    path = d3(tmp_path, file, said)
+    document = config("bc", encoder_factory=ENCODER)
+    path = d3(tmp_path, file, document)
     obs = observations(OBS)
     close(actions(path, obs), torch.tanh(policy(seen(obs))))
 
@@ -365,13 +365,13 @@ def test_an_imitator_alone_is_a_policy(last: str, tmp_path: Path) -> None:
 def test_agents_that_sample_actions_decide(tmp_path: Path) -> None:
     # CRR: a target of a Gaussian policy, no temperature. BEAR: a decoder beside a Gaussian policy.
     state = sac()
-    crr = {name: each for name, each in state.items() if name not in ("log_temp", "temp_optim")}
+    crr = {name: tensor for name, tensor in state.items() if name not in ("log_temp", "temp_optim")}
     for more in (
         {**crr, "targ_policy": sac()["policy"]},
         {**state, "vae_decoder": Head(7, ACT).state_dict()},
     ):
         ledger = restore_agent(saved(tmp_path, "m.pt", more)).ledger
-        assert [each.what for each in ledger if each.open and each.use == "not used"] == ["action map"]
+        assert [entry.what for entry in ledger if entry.open and entry.use == "not used"] == ["action map"]
 
 
 def test_a_policy_before_a_decoder_is_no_actor(tmp_path: Path, golden: Golden) -> None:
@@ -416,8 +416,8 @@ def test_the_number_of_actions_shows_quantiles(tmp_path: Path) -> None:
     assert schema.QUANTILES not in agent.ledger
     obs = observations(4)
     with torch.no_grad():
-        wanted = functions[0](seen(obs)).reshape(-1, 2, 11).mean(2).argmax(1)
-    np.testing.assert_array_equal(agent.act(obs), wanted.numpy())
+        expected = functions[0](seen(obs)).reshape(-1, 2, 11).mean(2).argmax(1)
+    np.testing.assert_array_equal(agent.act(obs), expected.numpy())
     functions[0]._fc = nn.Linear(8, 5)
     with pytest.raises(EnvironmentMismatchError):
         load_agent(saved(tmp_path, "odd.pt", {"q_funcs": functions.state_dict()}), "CartPole-v1")

@@ -147,9 +147,9 @@ def test_a_module_of_discrete_actions_chooses(kind: type[nn.Module], tmp_path: P
     obs = observations(OBS)
     with torch.no_grad():
         normed = (seen(obs) - module.state_avg) / module.state_std
-        wanted = module(normed) if kind is QNetTwinDuel else module.net(normed)
-    np.testing.assert_allclose(agent.scores(obs), wanted, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(agent.act(obs), wanted.argmax(1))
+        expected = module(normed) if kind is QNetTwinDuel else module.net(normed)
+    np.testing.assert_allclose(agent.scores(obs), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(agent.act(obs), expected.argmax(1))
 
 
 def test_the_last_layer_of_sac_is_two(tmp_path: Path) -> None:

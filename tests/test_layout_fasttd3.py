@@ -102,9 +102,9 @@ def test_it_acts_by_tanh_within_one(gaussian: bool, norm: bool, tmp_path: Path) 
     obs = observed()
     # Whatever an environment's bounds are: the file says that nothing scales.
     close(actions(path, obs, high=7.0), actor(normalised(obs) if norm else seen(obs)))
-    found = restore_agent(path)
-    assert (found.binding.layout, found.binding.facts.env) == ("fasttd3", "h1hand-stand-v0")
-    assert not found.binding.facts.lacks
+    result = restore_agent(path)
+    assert (result.binding.layout, result.binding.facts.env) == ("fasttd3", "h1hand-stand-v0")
+    assert not result.binding.facts.lacks
 
 
 @pytest.mark.parametrize("stated", [False, True, None])
@@ -139,9 +139,9 @@ def test_a_distribution_is_no_value_and_is_kept(tmp_path: Path, golden: Golden) 
     path = saved(tmp_path, "x.pt", file)
     obs = observed()
     action = np.random.default_rng(1).uniform(-1, 1, (len(obs), ACT)).astype("f4")
-    wanted = critic.qnet2.net(torch.cat([normalised(obs), seen(action)], dim=1))
-    assert wanted.shape[1] == ATOMS
-    close(values(path, "critic/q2", obs, action), wanted)
+    expected = critic.qnet2.net(torch.cat([normalised(obs), seen(action)], dim=1))
+    assert expected.shape[1] == ATOMS
+    close(values(path, "critic/q2", obs, action), expected)
     notes = restore_agent(path).binding.moves.notes
     golden("\n".join(notes))
     assert not restore_agent(saved(tmp_path, "sac.pt", agent(gaussian=True)[0])).binding.moves.notes
@@ -169,9 +169,9 @@ def test_a_wider_critic_does_not_keep_the_policy_from_being_compared(
     tmp_path: Path, shared_workers: None, golden: Golden
 ) -> None:
     path = saved(tmp_path, "x.pt", agent(critic_obs=9)[0])
-    found = verify(path, path)
-    assert [parity.name for parity in found.networks] == ["actor"]
-    golden("\n".join(found.notes))
+    verification = verify(path, path)
+    assert [parity.name for parity in verification.networks] == ["actor"]
+    golden("\n".join(verification.notes))
 
 
 def test_a_task_embedding_is_not_left_out(tmp_path: Path, golden: Golden) -> None:

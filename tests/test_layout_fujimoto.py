@@ -101,9 +101,9 @@ class TD3:
 @pytest.fixture(scope="module")
 def agent() -> TD3:
     torch.manual_seed(0)
-    made = TD3()
-    made.train()
-    return made
+    module = TD3()
+    module.train()
+    return module
 
 
 def run(module: Any, *inputs: np.ndarray) -> Any:
@@ -161,8 +161,8 @@ def test_critics_in_files_of_their_own(tmp_path: Path, critic: str) -> None:
     second = networks[f"{critic}2"]
     both = torch.as_tensor(np.concatenate([observations(), chosen()], 1))
     with torch.no_grad():
-        wanted = second.l3(torch.relu(second.l2(torch.relu(second.l1(both)))))
-    same(q_values(tmp_path / "x", "critic/q2"), wanted)
+        expected = second.l3(torch.relu(second.l2(torch.relu(second.l1(both)))))
+    same(q_values(tmp_path / "x", "critic/q2"), expected)
 
 
 def test_the_wiring_of_ddpg(tmp_path: Path) -> None:
@@ -175,14 +175,14 @@ def test_the_wiring_of_ddpg(tmp_path: Path) -> None:
     torch.save(critic.state_dict(), tmp_path / "DDPG_critic.pth")
     with torch.no_grad():
         first = torch.relu(critic.l1(torch.as_tensor(observations())))
-        wanted = critic.l3(torch.relu(critic.l2(torch.cat([first, torch.as_tensor(chosen())], 1))))
-    same(q_values(tmp_path / "DDPG"), wanted)
+        expected = critic.l3(torch.relu(critic.l2(torch.cat([first, torch.as_tensor(chosen())], 1))))
+    same(q_values(tmp_path / "DDPG"), expected)
 
 
 def test_statistics_that_are_not_saved_are_named(tmp_path: Path, agent: TD3) -> None:
     agent.save(str(tmp_path / "TD3_BC_hopper-medium-v0_0"))
     lacks = restore_agent(str(tmp_path)).binding.facts.lacks
-    assert "observation statistics" in {each.what for each in lacks}
+    assert "observation statistics" in {lack.what for lack in lacks}
 
 
 # --- Written ---------------------------------------------------------------------------------------------
@@ -204,9 +204,9 @@ def test_what_is_written_loads_into_their_classes(tmp_path: Path, golden: Golden
     same(q_values(TORCH_SAMPLE, "critic/q1", 1), q1)
     same(q_values(TORCH_SAMPLE, "critic/q2", 1), q2)
     for name in ("actor_optimizer", "critic_optimizer"):
-        mine, theirs = getattr(loaded, name).state_dict(), source[name]
-        assert mine["param_groups"][0]["lr"] == theirs["param_groups"][0]["lr"]
-        for number, state in theirs["state"].items():
+        mine, reference = getattr(loaded, name).state_dict(), source[name]
+        assert mine["param_groups"][0]["lr"] == reference["param_groups"][0]["lr"]
+        for number, state in reference["state"].items():
             for slot, value in state.items():
                 assert torch.equal(torch.as_tensor(mine["state"][number][slot]), torch.as_tensor(value))
 
@@ -249,9 +249,9 @@ def our_ddpg(prefix: Path) -> None:
 
 def td3(prefix: Path) -> None:
     torch.manual_seed(0)
-    made = TD3()
-    made.train()
-    made.save(str(prefix))
+    module = TD3()
+    module.train()
+    module.save(str(prefix))
 
 
 def td3_with_suffix(prefix: Path) -> None:
@@ -271,20 +271,20 @@ def test_targets_are_the_copies_that_their_load_makes(tmp_path: Path, form: Any,
     done = convert(str(prefix), str(out), to=to, allow_missing=to == "tianshou")
     assert done.written
     assert done.report.complete or to == "tianshou"
-    (said,) = (line for line in done.report.assumed if "actor_target" in line)
-    assert "load()" in said
+    (sentence,) = (line for line in done.report.assumed if "actor_target" in line)
+    assert "load()" in sentence
     receipt = json.loads((tmp_path / "out.ckpttool.json").read_text())
-    assert said in receipt["assumed"]
-    found = open_checkpoint(str(out))
+    assert sentence in receipt["assumed"]
+    checkpoint = open_checkpoint(str(out))
     binding = recognised(out)
-    agent = canonical_tree(found.tree, binding.moves)
+    agent = canonical_tree(checkpoint.tree, binding.moves)
     online = [path for path in agent if path[0].value in ("actor", "critic")]
     assert online
     for path in online:
         there = (attr(f"{path[0].value}_target"), *path[1:])
         assert np.array_equal(agent[there].array(), agent[path].array())  # type: ignore[union-attr]
     # One variable of two networks would be trained with both.
-    for path, others in found.tree.aliases.items():
+    for path, others in checkpoint.tree.aliases.items():
         networks = _TARGETS & set(display(path).split("/"))
         assert all(networks == _TARGETS & set(display(alias.path).split("/")) for alias in others)
 

@@ -50,7 +50,7 @@ def hdf5(arrays: Arrays, path: Path) -> None:
 
 def agent(folder: Path, kind: str = "dense_{}") -> tuple[str, Arrays]:
     """Write both files, as HDF5 or as tf.keras does; return the name that `save_weights` was given."""
-    found: Arrays = {}
+    variables: Arrays = {}
     for member, widths in (("actor", ACTOR), ("critic", CRITIC)):
         arrays = layers(names(widths, kind), widths)
         path = folder / f"ddpg_weights_{member}.h5f"
@@ -58,8 +58,8 @@ def agent(folder: Path, kind: str = "dense_{}") -> tuple[str, Arrays]:
             hdf5(arrays, path)
         else:
             written(tensorflow_tree(arrays), path)
-        found |= {f"{member}/{name}": array for name, array in arrays.items()}
-    return str(folder / "ddpg_weights.h5f"), found
+        variables |= {f"{member}/{name}": array for name, array in arrays.items()}
+    return str(folder / "ddpg_weights.h5f"), variables
 
 
 class TestKerasRl(FormatContract):
@@ -73,19 +73,19 @@ class TestKerasRl(FormatContract):
 def test_the_actors_output_is_the_action(kind: str, tmp_path: Path, golden: Golden) -> None:
     path, arrays = agent(tmp_path, kind)
     last = run(arrays, [f"actor/{name}" for name in names(ACTOR, kind)], observations())
-    for place in (path, path.removesuffix(".h5f"), path.replace(".h5f", "_actor.h5f")):
-        same(restored.actions(place), last)
-        assert without_a_way(place) == []
-        golden("\n".join(restored.unknown(restore_agent(place))))
-    found = {part.title: [layer.kind for layer in part.layers] for part in recognised(path).parts}
-    assert found == {"actor": ["dense"] * 3, "critic/q1": ["dense"] * 3}
+    for location in (path, path.removesuffix(".h5f"), path.replace(".h5f", "_actor.h5f")):
+        same(restored.actions(location), last)
+        assert without_a_way(location) == []
+        golden("\n".join(restored.unknown(restore_agent(location))))
+    kinds = {part.title: [layer.kind for layer in part.layers] for part in recognised(path).parts}
+    assert kinds == {"actor": ["dense"] * 3, "critic/q1": ["dense"] * 3}
 
 
 def test_a_critic_is_not_run(tmp_path: Path, golden: Golden) -> None:
     path, _ = agent(tmp_path)
-    for place in (path, path.replace(".h5f", "_critic.h5f")):
+    for location in (path, path.replace(".h5f", "_critic.h5f")):
         with pytest.raises(UnsupportedError) as caught:
-            q_values(place)
+            q_values(location)
         golden(caught.value)
 
 
@@ -147,9 +147,9 @@ def test_the_way_back_keeps_the_names_of_keras_1(tmp_path: Path) -> None:
 def test_an_agent_of_a_public_run_plays() -> None:
     path = str(REAL / "ddpg_Pendulum-v0_weights.h5f")
     assert len(open_checkpoint(path).tree) == 16
-    found = evaluate(path, "Pendulum-v1", Protocol(episodes=10))
+    evaluation = evaluate(path, "Pendulum-v1", Protocol(episodes=10))
     # The example's agent: a random one has -1200, a good one -150.
-    assert np.mean(found.rollout.returns) > -300
+    assert np.mean(evaluation.rollout.returns) > -300
 
 
 def test_a_conversion_needs_no_facts_for_playing(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def close(file: str, facts: AgentFacts, obs: np.ndarray, wanted: Any) -> None:
     agent = restore_agent(file, facts=facts)
     part = agent.runnable("actor")
     assert part is not None
-    made = policy_network(agent.tree, part, wiring(agent, (-1.0,) * ACT, (3.0,) * ACT))
-    same(np.asarray(numpy_backend.build(made).step(obs)[0]), wanted.detach().numpy())
+    network = policy_network(agent.tree, part, wiring(agent, (-1.0,) * ACT, (3.0,) * ACT))
+    same(np.asarray(numpy_backend.build(network).step(obs)[0]), wanted.detach().numpy())
 
 
 class Network(nn.Module):  # type: ignore[misc, name-defined]
@@ -66,7 +66,7 @@ def saved(
     """Save the file of a training; return it and what gives mu of observations."""
     torch.manual_seed(3)
     network = Network(activation, learned=learned, separate=separate)
-    state = {f"a2c_network.{name}": each for name, each in network.state_dict().items()}
+    state = {f"a2c_network.{name}": tensor for name, tensor in network.state_dict().items()}
     if normed:
         for name, rows in {"running_mean": MEAN, "running_var": VAR, "count": np.array(9.0)}.items():
             state[f"running_mean_std.{name}"] = torch.from_numpy(rows)
@@ -91,8 +91,8 @@ def test_mu_is_limited_and_mapped_to_the_bounds(
     agent = restore_agent(file, facts=GIVEN)
     assert agent.binding.layout == "rl_games"
     close(file, GIVEN, obs, 2 * mu(obs).clamp(-1, 1) + 1)
-    assert not [each for each in agent.ledger if each.open]
-    assert [each.what for each in restore_agent(file).ledger if each.open] == ["activation"]
+    assert not [entry for entry in agent.ledger if entry.open]
+    assert [entry.what for entry in restore_agent(file).ledger if entry.open] == ["activation"]
 
 
 @pytest.mark.tensorflow
@@ -131,7 +131,7 @@ def test_settings_beside_the_folder_state_the_activation(place: str, tmp_path: P
     (tmp_path / place).write_text(text.replace("MU", "None"))
     obs = observations(OBS)
     close(file, NO_FACTS, obs, 2 * mu(obs).clamp(-1, 1) + 1)
-    assert not [each for each in restore_agent(file).ledger if each.open]
+    assert not [entry for entry in restore_agent(file).ledger if entry.open]
     (tmp_path / place).write_text(text.replace("MU", "tanh"))
     close(file, NO_FACTS, obs, 2 * mu(obs).tanh() + 1)
     (tmp_path / place).write_text(text.replace("relu", "softsign"))
@@ -173,16 +173,16 @@ def test_each_of_several_actions_has_a_layer(tmp_path: Path) -> None:
     file, logits = save_actions(tmp_path)
     obs = observations(OBS)
     parts = np.split(logits(obs), np.cumsum(COUNTS)[:-1], axis=1)
-    wanted = np.stack([part.argmax(1) for part in parts], axis=1)
+    expected = np.stack([part.argmax(1) for part in parts], axis=1)
     for backend in ("numpy", "torch"):
         agent = load_agent(file, facts=GIVEN, backend=backend)
         same(agent.scores(obs), logits(obs))
-        np.testing.assert_array_equal(agent.act(obs), wanted)
+        np.testing.assert_array_equal(agent.act(obs), expected)
     assert agent.choices is not None
     assert agent.choices.title == "MultiDiscrete([3, 2, 4])"
     target = str(tmp_path / "agent.onnx")
     assert convert(file, target, to="onnx", facts=GIVEN).written
-    np.testing.assert_array_equal(load_agent(target).act(obs), wanted)
+    np.testing.assert_array_equal(load_agent(target).act(obs), expected)
 
 
 def test_several_actions_move_to_another_library_and_back(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_several_actions_move_to_another_library_and_back(tmp_path: Path) -> Non
     choices = Path(f"{there}.ckpttool.json").read_text()
     assert json.loads(choices)["choices"]["counts"] == list(COUNTS)
     assert convert(there, back, to="rl_games").written
-    first, second = (torch.load(each, weights_only=False) for each in (file, back))
+    first, second = (torch.load(location, weights_only=False) for location in (file, back))
     assert {*first["model"]} == {*second["model"]}
     for name, tensor in first["model"].items():
         assert torch.equal(tensor, second["model"][name]), name

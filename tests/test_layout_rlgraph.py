@@ -76,13 +76,13 @@ def test_actions_and_values_are_its_networks(tmp_path: Path, golden: Golden) -> 
     mean = run(arrays, policy(("hidden2", "hidden10")), observations())[:, :2]
     low, high = np.array(LOW, "f4"), np.array(HIGH, "f4")
     same(actions(path), (np.tanh(mean) + 1) / 2 * (high - low) + low)
-    seen = np.concatenate([observations(), chosen()], 1)
+    inputs = np.concatenate([observations(), chosen()], 1)
     for title, name in (
         ("critic/q1", NETWORKS[0]),
         ("critic/q2", NETWORKS[1]),
         ("critic_target/q1", NETWORKS[2]),
     ):
-        same(q_values(path, title), run(arrays, stack(name), seen))
+        same(q_values(path, title), run(arrays, stack(name), inputs))
     assert without_a_way(path) == []
     golden("\n".join(unknown(restore_agent(path))))
 
@@ -92,7 +92,7 @@ def test_the_deviation_is_the_second_half() -> None:
     tree = tensorflow_tree(arrays)
     binding = rlgraph.recognise(tree, "sac")
     assert binding is not None
-    agent = {display(path): found for path, found in canonical_tree(tree, binding.moves).items()}
+    agent = {display(path): leaf for path, leaf in canonical_tree(tree, binding.moves).items()}
     assert np.array_equal(agent["actor/log_std/kernel"].array(), arrays[f"{ACTION}/kernel"][:, 2:])  # type: ignore[union-attr]
     assert "temperature/log_alpha" in agent
 

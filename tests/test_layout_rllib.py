@@ -32,12 +32,12 @@ MODULE = "learner_group/learner/rl_module/default_policy"
 
 def module(layers: dict[str, tuple[int, int]], *, head: int = 0) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(1)
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for name, sizes in layers.items():
-        found |= torch_dense(generator, name, *sizes)
+        arrays |= torch_dense(generator, name, *sizes)
     if head:
-        found["pi.log_std_clip_param_const"] = np.full(1, 20, np.float32)
-    return {f"{MODULE}/{name}": array for name, array in found.items()}
+        arrays["pi.log_std_clip_param_const"] = np.full(1, 20, np.float32)
+    return {f"{MODULE}/{name}": array for name, array in arrays.items()}
 
 
 def mlp(name: str, inputs: int) -> dict[str, tuple[int, int]]:
@@ -77,7 +77,7 @@ class TestPpo(LayoutContract):
 
 @pytest.mark.parametrize("tree", [sac(), ppo(), ppo(shared=True)], ids=["sac", "ppo", "shared encoder"])
 def test_the_mean_is_the_first_half_of_the_last_layer(tree: Tree) -> None:
-    arrays = {tree.names[path].removeprefix(f"{MODULE}/"): found.array() for path, found in tree.tensors()}
+    arrays = {tree.names[path].removeprefix(f"{MODULE}/"): leaf.array() for path, leaf in tree.tensors()}
     obs = np.random.default_rng(0).normal(size=(20, OBS)).astype(np.float32) * 3
     x, names = obs, list(dict.fromkeys(n.rpartition("/")[0] for n in arrays))
     first, second = (
@@ -102,8 +102,8 @@ def test_the_arguments_tell_bounds_and_activation(tmp_path: Path) -> None:
     folder = tmp_path.joinpath(*MODULE.split("/"))
     folder.mkdir(parents=True)
     space = {"low": np.asarray([-2, 0], np.float32), "high": np.asarray([2, 3], np.float32)}
-    said = {"kwargs": {"action_space": space, "model_config": {"fcnet_activation": "silu"}}}
-    (file := folder / "class_and_ctor_args.pkl").write_bytes(pickle.dumps(said, 2))
+    record = {"kwargs": {"action_space": space, "model_config": {"fcnet_activation": "silu"}}}
+    (file := folder / "class_and_ctor_args.pkl").write_bytes(pickle.dumps(record, 2))
     assert rllib.companions(str(tmp_path)) == [str(file)]
     binding = rllib.read_companion(bound(sac()), str(file), open_checkpoint(str(file)).tree)
     assert (binding.facts.action_low, binding.facts.action_high) == ((-2.0, 0.0), (2.0, 3.0))
@@ -183,11 +183,11 @@ def test_observations_pass_the_filter_of_the_connectors(tmp_path: Path, clip: fl
     rows = np.random.default_rng(2).normal(3, 2, (50, OBS))
     connected(filtered, "MeanStdFilter", running(rows, clip=clip))
     plain, agent = restore_agent(bare), restore_agent(filtered)
-    seen = (observations(OBS) - rows.mean(0)) / (rows.std(0, ddof=1) + 1e-8)
-    seen = seen if clip is None else np.clip(seen, -clip, clip)
-    same(actions(filtered), played(sac(), seen.astype("f4"), LOW, HIGH))
+    observed = (observations(OBS) - rows.mean(0)) / (rows.std(0, ddof=1) + 1e-8)
+    observed = observed if clip is None else np.clip(observed, -clip, clip)
+    same(actions(filtered), played(sac(), observed.astype("f4"), LOW, HIGH))
     # RLlib itself plays SAC's mean without its tanh: nothing else is open.
-    assert {each.what for each in agent.ledger if each.open} == {"action map", "activation"}
+    assert {entry.what for entry in agent.ledger if entry.open} == {"action map", "activation"}
     stated = AgentFacts(head="affine", activations="tanh")
     assert not sidecar.has_open_entries(restore_agent(filtered, facts=stated).ledger)
     assert [e.value for e in plain.ledger if e.use == "not used"] == []
@@ -203,7 +203,7 @@ def test_a_filter_that_cannot_be_applied_decides(tmp_path: Path, parts: int) -> 
 def test_a_connector_of_ones_own_decides(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, ppo())
     connected(folder, "001_MyScaler")
-    (entry,) = (each for each in restore_agent(folder).ledger if each.use == "not used")
+    (entry,) = (entry for entry in restore_agent(folder).ledger if entry.use == "not used")
     assert (entry.what, entry.decides) == ("wrapper", True)
 
 
@@ -251,8 +251,8 @@ FUNCTIONS = {"silu": lambda x: x / (1 + np.exp(-x)), "relu": lambda x: np.maximu
 def fused_folder(path: Path, tree: Tree, stated: dict[str, str]) -> str:
     folder = folder_of(path, tree)
     space = {"low": np.full(ACT, -2, np.float32), "high": np.full(ACT, 2, np.float32)}
-    said = {"kwargs": {"action_space": space, "model_config": stated}}
-    Path(folder, *MODULE.split("/"), "class_and_ctor_args.pkl").write_bytes(pickle.dumps(said, 4))
+    record = {"kwargs": {"action_space": space, "model_config": stated}}
+    Path(folder, *MODULE.split("/"), "class_and_ctor_args.pkl").write_bytes(pickle.dumps(record, 4))
     return folder
 
 
@@ -293,25 +293,25 @@ def test_q_functions_encode_observation_and_action_separately(
     folder = fused_folder(tmp_path, tree, stated)
     generator = np.random.default_rng(4)
     obs, action = (generator.uniform(-2, 2, (30, size)).astype(np.float32) for size in (OBS, ACT))
-    wanted = np.concatenate([fused_value(tree, q, obs, action, stated) for q in ("qf", "qf_twin")], 1)
+    expected = np.concatenate([fused_value(tree, q, obs, action, stated) for q in ("qf", "qf_twin")], 1)
     agent = load_agent(folder)
-    np.testing.assert_allclose(agent.q_values(obs, action), wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(agent.q_values(obs, action), expected, rtol=1e-5, atol=1e-5)
     # The same through files without the library's names, and written for the library again.
     for to, name in (("torch", "a.pt"), ("tf", "a-1"), ("npz", "a.npz"), ("safetensors", "a.safetensors")):
         target = str(tmp_path / name)
         assert convert(folder, target, to=to, sync=False).report.complete, to
-        found = load_agent(target)
-        np.testing.assert_array_equal(found.q_values(obs, action), agent.q_values(obs, action))
-        np.testing.assert_array_equal(found.act(obs), agent.act(obs))
+        loaded = load_agent(target)
+        np.testing.assert_array_equal(loaded.q_values(obs, action), agent.q_values(obs, action))
+        np.testing.assert_array_equal(loaded.act(obs), agent.act(obs))
     for source in (folder, str(tmp_path / "a.pt")):
         written = tmp_path / f"module{len(source)}"
         assert convert(source, str(written), to="rllib", sync=False).report.complete
         state = pickle.loads((written / "module_state.pkl").read_bytes())
         before = {tree.names[path].removeprefix(f"{MODULE}/"): leaf.array() for path, leaf in tree.tensors()}
-        for place, array in before.items():
-            if "clip_param" not in place:
-                np.testing.assert_array_equal(state[place.replace("/", ".")], array)
-        assert not {each.replace(".", "/") for each in state} - before.keys() - CLIPS
+        for location, array in before.items():
+            if "clip_param" not in location:
+                np.testing.assert_array_equal(state[location.replace("/", ".")], array)
+        assert not {name.replace(".", "/") for name in state} - before.keys() - CLIPS
         np.testing.assert_array_equal(
             load_agent(str(written)).q_values(obs, action), agent.q_values(obs, action)
         )
@@ -361,8 +361,8 @@ def test_the_library_loads_and_plays_the_module_that_is_written(
         outputs.append((policy.numpy(), torch.stack(values, 1).numpy()))
     for before, after in zip(*outputs, strict=True):
         np.testing.assert_array_equal(after, before)
-    found = load_agent(source).q_values(obs, action)
-    np.testing.assert_allclose(found, outputs[0][1], rtol=1e-5, atol=1e-5)
+    result = load_agent(source).q_values(obs, action)
+    np.testing.assert_allclose(result, outputs[0][1], rtol=1e-5, atol=1e-5)
 
 
 # Discrete actions.
@@ -371,8 +371,8 @@ def test_the_library_loads_and_plays_the_module_that_is_written(
 def chooser(layers: dict[str, tuple[int, int]], folder: Path, **space: object) -> str:
     """Save a module of discrete actions with its arguments; return the folder."""
     path = folder_of(folder, torch_tree(module(layers, head=1)))
-    said = {"kwargs": {"action_space": space, "model_config": {"fcnet_activation": "silu"}}}
-    (Path(path).joinpath(*MODULE.split("/")) / "class_and_ctor_args.pkl").write_bytes(pickle.dumps(said, 4))
+    record = {"kwargs": {"action_space": space, "model_config": {"fcnet_activation": "silu"}}}
+    (Path(path).joinpath(*MODULE.split("/")) / "class_and_ctor_args.pkl").write_bytes(pickle.dumps(record, 4))
     return path
 
 
@@ -412,10 +412,10 @@ def test_logits_of_ppo_are_not_divided(
     assert agent.choices is not None
     # RLlib gives the environment numbers from 0, whatever the space's start is.
     assert agent.choices[:2] == (counts, (0,) * len(counts))
-    wanted = forward(path, observations(), actor.replace(".", "/"), "pi")
-    same(agent.scores(observations()), wanted)
+    expected = forward(path, observations(), actor.replace(".", "/"), "pi")
+    same(agent.scores(observations()), expected)
     assert not agent.assumed
-    ends = np.split(wanted, np.cumsum(counts)[:-1], axis=1)
+    ends = np.split(expected, np.cumsum(counts)[:-1], axis=1)
     chosen = np.stack([part.argmax(1) for part in ends], 1)
     np.testing.assert_array_equal(agent.act(observations()).reshape(chosen.shape), chosen)
 
@@ -429,12 +429,12 @@ def test_dqn_has_values_or_advantages(dueling: bool, tmp_path: Path) -> None:
         if dueling:
             layers |= {f"{prefix}vf.net.mlp.0": (HIDDEN, 6), f"{prefix}vf.net.mlp.2": (6, 1)}
     path = chooser(layers, tmp_path, n=3)
-    wanted = forward(path, observations(), "encoder", "af")
+    expected = forward(path, observations(), "encoder", "af")
     if dueling:
-        wanted = wanted - wanted.mean(1, keepdims=True) + forward(path, observations(), "encoder", "vf")
+        expected = expected - expected.mean(1, keepdims=True) + forward(path, observations(), "encoder", "vf")
     agent = load_agent(path)
-    same(agent.scores(observations()), wanted)
-    np.testing.assert_array_equal(agent.act(observations()), wanted.argmax(1))
+    same(agent.scores(observations()), expected)
+    np.testing.assert_array_equal(agent.act(observations()), expected.argmax(1))
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ def serialized(numbers: tuple[float, ...], dtype: type[np.generic] = np.float32)
 
 def settings(**config: Any) -> dict[str, Any]:
     space = f"{POLICY}/policy_spec/action_space/space"
-    said = {f"{space}/low": serialized(LOW), f"{space}/high": serialized(HIGH), f"{space}/dtype": "<f4"}
-    return {**said, **{f"algorithm_state/config/{name}": value for name, value in config.items()}}
+    record = {f"{space}/low": serialized(LOW), f"{space}/high": serialized(HIGH), f"{space}/dtype": "<f4"}
+    return {**record, **{f"algorithm_state/config/{name}": value for name, value in config.items()}}
 
 
 def sac(**config: Any) -> Tree:
@@ -117,7 +117,7 @@ class TestDdpg(LayoutContract):
 
 
 def by_hand(tree: Tree, names: list[str], obs: np.ndarray, hidden: Any) -> np.ndarray:
-    arrays = {tree.names[path]: found.array() for path, found in tree.tensors()}
+    arrays = {tree.names[path]: leaf.array() for path, leaf in tree.tensors()}
     x = obs
     for name in names:
         weights = f"{POLICY}/weights/{name}"
@@ -164,11 +164,11 @@ def test_ddpg_squashes_the_whole_layer(obs: np.ndarray) -> None:
 
 
 def with_filter(tree: Tree, count: int) -> Tree:
-    place = "algorithm_state/worker/filters/default_policy/running_stats"
+    prefix = "algorithm_state/worker/filters/default_policy/running_stats"
     stats = {
-        f"{place}/mean_array": np.asarray([1.0, -1.0, 0.5]),
-        f"{place}/sum_sq_diff_array": np.asarray([40.0, 10.0, 90.0]),
-        f"{place}/num_pushes": count,
+        f"{prefix}/mean_array": np.asarray([1.0, -1.0, 0.5]),
+        f"{prefix}/sum_sq_diff_array": np.asarray([40.0, 10.0, 90.0]),
+        f"{prefix}/num_pushes": count,
     }
     return Tree({**tree.leaves, **torch_tree(stats).leaves})
 
@@ -180,8 +180,8 @@ def test_the_filters_statistics_are_used(obs: np.ndarray, count: int) -> None:
     # rllib/utils/filter.py, RunningStat.var: of one observation its square.
     var = np.asarray([40.0, 10.0, 90.0]) / 10 if count > 1 else np.square(mean)
     x = ((obs - mean) / (np.sqrt(var) + 1e-8)).astype(np.float32)
-    wanted = unsquashed(np.tanh(by_hand(sac(), chain("action_model/"), x, relu)[:, :ACT]))
-    np.testing.assert_allclose(played(tree, obs), wanted, atol=1e-5)
+    expected = unsquashed(np.tanh(by_hand(sac(), chain("action_model/"), x, relu)[:, :ACT]))
+    np.testing.assert_allclose(played(tree, obs), expected, atol=1e-5)
 
 
 def test_a_filter_that_saw_nothing_is_said(golden: Golden) -> None:
@@ -209,8 +209,8 @@ def test_bounds_that_are_no_array_are_not_known(text: str) -> None:
     facts = bound(sac(**{f"../../{POLICY}/policy_spec/action_space/space/low": text})).facts
     assert facts.action_low == LOW  # another name says nothing
     tree = sac()
-    place = next(path for path in tree if tree.names[path].endswith("action_space/space/low"))
-    broken = Tree({**tree.leaves, place: torch_tree({"x": text})[next(iter(torch_tree({"x": text})))]})
+    path = next(path for path in tree if tree.names[path].endswith("action_space/space/low"))
+    broken = Tree({**tree.leaves, path: torch_tree({"x": text})[next(iter(torch_tree({"x": text})))]})
     facts = bound(broken).facts
     assert facts.action_low is None
     assert NO_BOUNDS in facts.lacks
@@ -232,12 +232,12 @@ def test_critics_have_their_own_activation(theirs: str, ours: str) -> None:
 @pytest.mark.parametrize("count", [3, 4])
 def test_logits_of_discrete_actions_are_not_divided(count: int) -> None:
     space = f"{POLICY}/policy_spec/action_space/space"
-    said = {f"{space}/space": "discrete", f"{space}/n": count, f"{space}/start": 0}
-    binding = bound(torch_tree({**network("", OBS, count, 1), **said}))
+    record = {f"{space}/space": "discrete", f"{space}/n": count, f"{space}/start": 0}
+    binding = bound(torch_tree({**network("", OBS, count, 1), **record}))
     assert binding.facts.choices == Choices((count,), (0,))
     policy = next(part for part in binding.parts if part.acts)
     assert not policy.branches
-    tree = torch_tree({**network("", OBS, count, 1), **said})
+    tree = torch_tree({**network("", OBS, count, 1), **record})
     agent = canonical_tree(tree, bound(tree).moves)
     kernel = agent[canonical_weight_path(policy, 2, "kernel")]
     assert isinstance(kernel, Leaf)

@@ -67,7 +67,7 @@ def file(version: int, actor: nn.Module, critic: nn.Module, *, norm: bool, log: 
     value = under("mlp", critic.state_dict())
     if norm:
         policy, value = under("obs_normalizer", own) | policy, under("obs_normalizer", others) | value
-    policy |= std if version == 4 else {f"distribution.{name}_param": each for name, each in std.items()}
+    policy |= std if version == 4 else {f"distribution.{name}_param": param for name, param in std.items()}
     return {"actor_state_dict": policy, "critic_state_dict": value, **more}
 
 
@@ -89,11 +89,11 @@ def test_what_the_critic_saw_has_places_of_its_own(version: int, tmp_path: Path)
     actor, critic = networks()
     path = saved(tmp_path, "model_0.pt", file(version, actor, critic, norm=True, log=False))
     agent, wiring = opened(path)
-    found = {display(move.target) for move in agent.binding.moves.moves}
+    names = {display(move.target) for move in agent.binding.moves.moves}
     both = [
         f"normalizer/{whose}{name}" for whose in ("", "critic_") for name in ("mean", "std", "var", "count")
     ]
-    assert found >= {*both, "actor/std", "iter"}
+    assert names >= {*both, "actor/std", "iter"}
     assert wiring.obs_norm is not None
     assert len(wiring.obs_norm["mean"]) == OBS
     # The policy's statistics are not those of what the critic sees, which is wider here.

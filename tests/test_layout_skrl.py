@@ -115,15 +115,15 @@ class TestDDPG(LayoutContract):
 def test_td3_acts_and_judges_as_torch_does(preprocessor: str | None, tmp_path: Path) -> None:
     file, models = td3()
     obs = observations(OBS)
-    given = seen(obs)
+    inputs = seen(obs)
     if preprocessor is not None:
-        file[preprocessor], given = scaler(), scaled(obs)
+        file[preprocessor], inputs = scaler(), scaled(obs)
     path = saved(tmp_path, "agent_100.pt", file)
-    close(actions(path, obs, HIGH), models["policy"](given), HIGH)
+    close(actions(path, obs, HIGH), models["policy"](inputs), HIGH)
     action = np.random.default_rng(1).uniform(-HIGH, HIGH, (len(obs), ACT)).astype("f4")
     for number in (1, 2):
-        wanted = models[f"critic_{number}"](given, seen(action))
-        close(values(path, f"critic/q{number}", obs, action), wanted)
+        expected = models[f"critic_{number}"](inputs, seen(action))
+        close(values(path, f"critic/q{number}", obs, action), expected)
 
 
 def test_ppo_acts_by_its_mean(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_ppo_acts_by_its_mean(tmp_path: Path) -> None:
     close(values(path, "value", obs), value(scaled(obs)))
     agent = restore_agent(path)
     assert agent.known.head == "identity"
-    assert any(each.what == "action map" and each.decides for each in agent.binding.facts.lacks)
+    assert any(lack.what == "action map" and lack.decides for lack in agent.binding.facts.lacks)
     assert str(agent.known.provenance["head"]).startswith("assumed")
 
 
@@ -177,8 +177,8 @@ def test_actions_that_the_program_clips_are_no_part_of_the_file(tmp_path: Path) 
     assert "--head identity" in str(caught.value.hint)
     done = convert(path, str(tmp_path / "out.pt"), to="skrl", facts=AgentFacts(head="identity"), sync=False)
     assert done.written, done.report
-    ours, theirs = torch.load(done.target, weights_only=True), torch.load(path, weights_only=True)
-    assert torch.equal(ours["policy"]["net_container.0.weight"], theirs["policy"]["net_container.0.weight"])
+    own_file, name = torch.load(done.target, weights_only=True), torch.load(path, weights_only=True)
+    assert torch.equal(own_file["policy"]["net_container.0.weight"], name["policy"]["net_container.0.weight"])
 
 
 def test_names_alone_are_no_agent_of_skrl(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> str:
     packages = [name.rsplit(".", cut)[0] for cut in range(5)]
     for package in packages:
         monkeypatch.setitem(sys.modules, package, ModuleType(package))
-    for made in (
+    for module_class in (
         MLPActor,
         SquashedGaussianMLPActor,
         MLPGaussianActor,
@@ -118,8 +118,8 @@ def core(monkeypatch: pytest.MonkeyPatch) -> str:
         MLPCritic,
         MLPActorCritic,
     ):
-        monkeypatch.setattr(made, "__module__", name)
-        setattr(sys.modules[name], made.__name__, made)
+        monkeypatch.setattr(module_class, "__module__", name)
+        setattr(sys.modules[name], module_class.__name__, module_class)
     return name
 
 
@@ -165,8 +165,8 @@ def test_a_whole_module_acts_as_its_classes_do(
 @pytest.mark.usefixtures("core")
 def test_the_folder_of_a_run_stands_for_its_model(tmp_path: Path) -> None:
     path = saved(tmp_path, MLPActorCritic(MLPActor(nn.ReLU), q=MLPQFunction(nn.ReLU)))
-    for place in (tmp_path, path.parent, path):
-        assert open_checkpoint(str(place)).path == str(path)
+    for location in (tmp_path, path.parent, path):
+        assert open_checkpoint(str(location)).path == str(path)
 
 
 @pytest.mark.usefixtures("core")
@@ -256,17 +256,17 @@ def test_a_state_dict_alone_has_the_habits_of_core(
 @pytest.mark.parametrize("whole", [True, False])
 def test_the_largest_logit_is_chosen(whole: bool, tmp_path: Path) -> None:
     """The module contains its activations; a state_dict has the default."""
-    made = MLPActorCritic(MLPCategoricalActor(nn.ELU if whole else nn.Tanh), v=MLPCritic(nn.Tanh))
+    module = MLPActorCritic(MLPCategoricalActor(nn.ELU if whole else nn.Tanh), v=MLPCritic(nn.Tanh))
     path = tmp_path / "a.pt"
     if whole:
-        path = saved(tmp_path, made)
+        path = saved(tmp_path, module)
     else:
-        torch.save(made.state_dict(), path)
+        torch.save(module.state_dict(), path)
     agent = load_agent(str(path))
     with torch.no_grad():
-        wanted = made.pi.logits_net(torch.from_numpy(observations())).numpy()
-    same(agent.scores(observations()), wanted)
-    np.testing.assert_array_equal(agent.act(observations()), wanted.argmax(1))
+        expected = module.pi.logits_net(torch.from_numpy(observations())).numpy()
+    same(agent.scores(observations()), expected)
+    np.testing.assert_array_equal(agent.act(observations()), expected.argmax(1))
     assert not any(entry.what == "action bounds" for entry in restore_agent(str(path)).ledger)
 
 
@@ -275,13 +275,13 @@ def test_the_largest_logit_is_chosen(whole: bool, tmp_path: Path) -> None:
 
 def variables(policy: list[tuple[int, int]], critics: tuple[str, ...]) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(0)
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for scope in ("main", "target"):
         for name, sizes in {"pi": policy, **{q: [(5, 16), (16, 8), (8, 1)] for q in critics}}.items():
             for number, size in enumerate(sizes):
                 layer = f"dense_{number}" if number else "dense"
-                found |= dense(generator, f"{scope}/{name}/{layer}", *size)
-    return found
+                arrays |= dense(generator, f"{scope}/{name}/{layer}", *size)
+    return arrays
 
 
 @pytest.mark.parametrize(
@@ -319,12 +319,12 @@ def test_moments_without_owners_are_no_layers() -> None:
 
 def test_variables_of_tensorflow_1_with_a_state_value() -> None:
     generator = np.random.default_rng(0)
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for name, last in (("pi", 2), ("v", 1)):
         for number, size in enumerate([(3, 16), (16, 8), (8, last)]):
-            found |= dense(generator, f"{name}/{f'dense_{number}' if number else 'dense'}", *size)
+            arrays |= dense(generator, f"{name}/{f'dense_{number}' if number else 'dense'}", *size)
     for more, head in (({}, "argmax"), ({"pi/log_std": np.zeros(2, "f4")}, "identity")):
-        tree = tensorflow_tree({**found, **more})
+        tree = tensorflow_tree({**arrays, **more})
         binding = spinningup.recognise(tree, "tf1_save")
         assert binding is not None
         assert {part.title for part in binding.parts} == {"actor", "value"}
@@ -337,8 +337,8 @@ def tf1_saves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")
     folder = tmp_path_factory.mktemp("spinningup")
-    told = run_each(str(Path(saved_models.__file__)), {"build_spinningup": folder})
-    return folder, told["build_spinningup"]
+    facts = run_each(str(Path(saved_models.__file__)), {"build_spinningup": folder})
+    return folder, facts["build_spinningup"]
 
 
 @pytest.mark.parametrize("place", ["", "tf1_save"])
@@ -347,8 +347,8 @@ def test_tf1_save_plays_as_its_graph(
     tf1_saves: tuple[Path, dict[str, Any]], name: str, place: str, tmp_path: Path
 ) -> None:
     """The run's folder, which has vars.pkl beside it, and the SavedModel itself."""
-    folder, told = tf1_saves
-    source, truth = str(folder / name / place), {key: np.float32(each) for key, each in told[name].items()}
+    folder, row = tf1_saves
+    source, truth = str(folder / name / place), {key: np.float32(value) for key, value in row[name].items()}
     (folder / name / "vars.pkl").write_bytes(pickle.dumps({"env": None}, 3))
     facts = AgentFacts(action_low=(-2.0, -2.0), action_high=(2.0, 2.0)) if "ppo" not in name else AgentFacts()
     target = str(tmp_path / "out.pt")
@@ -356,9 +356,9 @@ def test_tf1_save_plays_as_its_graph(
     for path in (source, target):
         with load_agent(path, facts=facts) as agent:
             assert agent.facts.activations[0] == saved_models.SPINNING_UP[name][0]
-            given = truth["observations"]
-            found = agent.scores(given) if agent.choices is not None else agent.act(given)
-            np.testing.assert_allclose(found, truth["outputs"], atol=5e-6)
+            obs = truth["observations"]
+            outputs = agent.scores(obs) if agent.choices is not None else agent.act(obs)
+            np.testing.assert_allclose(outputs, truth["outputs"], atol=5e-6)
             if agent.choices is not None:
-                np.testing.assert_array_equal(agent.act(given), truth["outputs"].argmax(1))
-                assert len(set(agent.act(given))) == 2
+                np.testing.assert_array_equal(agent.act(obs), truth["outputs"].argmax(1))
+                assert len(set(agent.act(obs))) == 2

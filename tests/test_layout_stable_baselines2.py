@@ -38,50 +38,50 @@ def network(
 ) -> dict[str, Any]:
     """Return a perceptron's variables in the order in which common/tf_layers.py, mlp, makes them."""
     generator = np.random.default_rng(zlib.crc32(place.encode()))
-    made: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
 
     def dense(name: str, rows: int, columns: int) -> None:
-        made[f"{place}/{name}/kernel:0"] = generator.normal(size=(rows, columns)).astype("f4")
-        made[f"{place}/{name}/bias:0"] = generator.normal(size=columns).astype("f4")
+        arrays[f"{place}/{name}/kernel:0"] = generator.normal(size=(rows, columns)).astype("f4")
+        arrays[f"{place}/{name}/bias:0"] = generator.normal(size=columns).astype("f4")
 
     for number in range(len(sizes) - 2):
         dense(f"fc{number}", sizes[number], sizes[number + 1])
         if norm:
             scope = f"{place}/LayerNorm{f'_{number}' if number else ''}"
-            made[f"{scope}/beta:0"] = generator.normal(size=sizes[number + 1]).astype("f4")
-            made[f"{scope}/gamma:0"] = generator.normal(size=sizes[number + 1]).astype("f4")
+            arrays[f"{scope}/beta:0"] = generator.normal(size=sizes[number + 1]).astype("f4")
+            arrays[f"{scope}/gamma:0"] = generator.normal(size=sizes[number + 1]).astype("f4")
     for name in last:
         dense(name, sizes[-2], sizes[-1])
-    return made
+    return arrays
 
 
 def td3(*, norm: bool = False) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for top in ("model", "target"):
-        made |= network(f"{top}/pi", (OBS, 5, 4, ACT), ("dense",), norm=norm)
+        arrays |= network(f"{top}/pi", (OBS, 5, 4, ACT), ("dense",), norm=norm)
         for q in ("qf1", "qf2"):
-            made |= network(f"{top}/values_fn/{q}", (OBS + ACT, 5, 4, 1), (q,), norm=norm)
-    return made
+            arrays |= network(f"{top}/values_fn/{q}", (OBS + ACT, 5, 4, 1), (q,), norm=norm)
+    return arrays
 
 
 def sac() -> dict[str, Any]:
-    made = network("model/pi", (OBS, 5, 4, ACT), ("dense", "dense_1"))
-    made |= network("model/values_fn/vf", (OBS, 5, 4, 1), ("vf",))
+    arrays = network("model/pi", (OBS, 5, 4, ACT), ("dense", "dense_1"))
+    arrays |= network("model/values_fn/vf", (OBS, 5, 4, 1), ("vf",))
     for q in ("qf1", "qf2"):
-        made |= network(f"model/values_fn/{q}", (OBS + ACT, 5, 4, 1), (q,))
-    made["model/log_ent_coef:0"] = np.float32(-1.5)
-    return made | network("target/values_fn/vf", (OBS, 5, 4, 1), ("vf",))
+        arrays |= network(f"model/values_fn/{q}", (OBS + ACT, 5, 4, 1), (q,))
+    arrays["model/log_ent_coef:0"] = np.float32(-1.5)
+    return arrays | network("target/values_fn/vf", (OBS, 5, 4, 1), ("vf",))
 
 
 def ddpg(**more: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for top in ("model", "target"):
-        made |= network(f"{top}/pi", (OBS, 5, 4, ACT), ("pi",))
+        arrays |= network(f"{top}/pi", (OBS, 5, 4, ACT), ("pi",))
         critic = network(f"{top}/qf", (OBS, 5, 4, 1), ("qf_output",))
         # The action joins what the first layer gives.
         critic[f"{top}/qf/fc1/kernel:0"] = np.full((5 + ACT, 4), 0.1, "f4")
-        made |= critic
-    return made | more
+        arrays |= critic
+    return arrays | more
 
 
 POLICIES = {name: stand_in(f"stable_baselines.{name}.policies.MlpPolicy") for name in ("sac", "ddpg")}
@@ -124,8 +124,8 @@ def forward(variables: Mapping[str, Any], place: str, last: str, x: np.ndarray) 
 def observations() -> np.ndarray:
     """Return 150 observations [150, OBS], ordinary, large, and zeros."""
     rng = np.random.default_rng(0)
-    found = [rng.normal(size=(120, OBS)), 20 * rng.normal(size=(29, OBS)), np.zeros((1, OBS))]
-    return np.concatenate(found).astype("f4")
+    parts = [rng.normal(size=(120, OBS)), 20 * rng.normal(size=(29, OBS)), np.zeros((1, OBS))]
+    return np.concatenate(parts).astype("f4")
 
 
 def played(agent: Agent, obs: np.ndarray, title: str = "actor") -> np.ndarray:
@@ -137,8 +137,8 @@ def played(agent: Agent, obs: np.ndarray, title: str = "actor") -> np.ndarray:
 
 
 def close(found: np.ndarray, last: np.ndarray) -> None:
-    wanted = LOW + 0.5 * (np.tanh(last) + 1) * (HIGH - LOW)
-    assert (np.abs(found - wanted) / (HIGH - LOW)).max() < 2e-6
+    expected = LOW + 0.5 * (np.tanh(last) + 1) * (HIGH - LOW)
+    assert (np.abs(found - expected) / (HIGH - LOW)).max() < 2e-6
 
 
 class Contract(LayoutContract):
@@ -202,9 +202,9 @@ def test_the_second_critic_is_itself(tmp_path: Path) -> None:
     backend: Any = plugins.find("backends", "numpy").load()
     network = backend.build(q_network(agent.tree, part, wiring, OBS, ACT), "cpu")
     obs, action = observations(), np.tanh(observations()[:, :ACT])
-    found = network.step({"obs": obs, "action": action})[0]
-    wanted = forward(variables, "model/values_fn/qf2", "qf2", np.concatenate([obs, action], -1))
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    values = network.step({"obs": obs, "action": action})[0]
+    expected = forward(variables, "model/values_fn/qf2", "qf2", np.concatenate([obs, action], -1))
+    np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_sac_acts_by_its_squashed_mean(tmp_path: Path) -> None:
@@ -236,8 +236,8 @@ def test_ddpg_keeps_statistics_of_its_own(tmp_path: Path) -> None:
     mean = sums["runningsum"] / 100
     std = np.sqrt(np.maximum(sums["runningsumsq"] / 100 - mean**2, 1e-2))
     obs = observations()
-    seen = np.clip((obs - mean) / std, -5, 5)
-    close(played(agent, obs), forward(variables, "model/pi", "pi", seen))
+    observed = np.clip((obs - mean) / std, -5, 5)
+    close(played(agent, obs), forward(variables, "model/pi", "pi", observed))
     assert agent.known.is_read("obs_norm")
     assert agent.known.origin("obs_norm") == "input/obs_rms"
 
@@ -247,8 +247,8 @@ def test_statistics_of_the_environment_come_before_ddpgs_limits(tmp_path: Path) 
     path = put(tmp_path, variables, "ddpg", observation_range=(-2.0, 2.0), normalize_observations=False)
     sb3_files.statistics(tmp_path / "vec_normalize.pkl")
     obs = observations()
-    seen = (obs - np.linspace(-1, 1, OBS)) / np.sqrt(np.linspace(0.5, 2, OBS) + 1e-8)
-    close(played(restore_agent(path), obs), forward(variables, "model/pi", "pi", np.clip(seen, -2, 2)))
+    observed = (obs - np.linspace(-1, 1, OBS)) / np.sqrt(np.linspace(0.5, 2, OBS) + 1e-8)
+    close(played(restore_agent(path), obs), forward(variables, "model/pi", "pi", np.clip(observed, -2, 2)))
 
 
 def unnamed(folder: Path, variables: Mapping[str, Any], kind: str, times: int = 1, **more: Any) -> str:
@@ -329,8 +329,8 @@ LIBRARY = {
 @pytest.mark.parametrize("name", LIBRARY)
 def test_real_agents_act_as_the_library_does(name: str) -> None:
     agent = restore_agent(str(ZOO / name))
-    found = played(agent, SEEN).reshape(-1)
-    np.testing.assert_allclose(found, LIBRARY[name], atol=4e-6)
+    actions = played(agent, SEEN).reshape(-1)
+    np.testing.assert_allclose(actions, LIBRARY[name], atol=4e-6)
 
 
 def normed(x: np.ndarray, beta: np.ndarray, gamma: np.ndarray) -> np.ndarray:
@@ -349,9 +349,9 @@ def test_a_real_dqn_subtracts_the_mean_of_its_advantages() -> None:
     streams = []
     for w, b, beta, gamma, last, last_b in (arrays[:6], arrays[6:12]):
         streams.append(normed(obs @ w + b, beta, gamma) @ last + last_b)
-    wanted = streams[1] + streams[0] - streams[0].mean(1, keepdims=True)
-    assert np.abs(agent.scores(obs) - wanted).max() < 1e-6 * np.abs(wanted).max()
-    np.testing.assert_array_equal(agent.act(obs), wanted.argmax(1))
+    expected = streams[1] + streams[0] - streams[0].mean(1, keepdims=True)
+    assert np.abs(agent.scores(obs) - expected).max() < 1e-6 * np.abs(expected).max()
+    np.testing.assert_array_equal(agent.act(obs), expected.argmax(1))
 
 
 @pytest.mark.corpus
@@ -369,7 +369,7 @@ def test_real_on_policy_agents_act_by_their_policy(name: str, layers: list[int])
     tensors = [
         leaf for path, leaf in open_checkpoint(str(ZOO / name)).tree.tensors() if path[0] != attr("data")
     ]
-    arrays = [each.array().astype("f8") for each in tensors]
+    arrays = [tensor.array().astype("f8") for tensor in tensors]
     obs = np.random.default_rng(3).normal(size=(200, len(arrays[0]))).astype("f4")
     x = obs
     for position in layers:
@@ -385,11 +385,11 @@ def test_real_on_policy_agents_act_by_their_policy(name: str, layers: list[int])
 def on_policy(**kernels: tuple[int, int]) -> dict[str, Any]:
     """Return the variables of `linear` in common/tf_layers.py, for kernels of these shapes."""
     generator = np.random.default_rng(2)
-    made: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for layer, shape in kernels.items():
-        made[f"model/{layer}/w:0"] = generator.normal(size=shape).astype("f4")
-        made[f"model/{layer}/b:0"] = generator.normal(size=shape[1]).astype("f4")
-    return made
+        arrays[f"model/{layer}/w:0"] = generator.normal(size=shape).astype("f4")
+        arrays[f"model/{layer}/b:0"] = generator.normal(size=shape[1]).astype("f4")
+    return arrays
 
 
 DISCRETE = stand_in("gym.spaces.discrete.Discrete")
@@ -450,7 +450,7 @@ def test_what_only_training_uses_is_left_out(tmp_path: Path) -> None:
     path = put_choosing(tmp_path, variables, f"{COMMON}.MlpPolicy")
     done = convert(path, str(tmp_path / "a.pt"), to="torch")
     assert done.written
-    assert not any("oldpi" in each.source or "/q/" in each.source for each in done.report.mapped)
+    assert not any("oldpi" in move.source or "/q/" in move.source for move in done.report.mapped)
 
 
 @pytest.mark.parametrize("name", ["logstd", "log_std", "sigma"])
@@ -458,15 +458,15 @@ def test_a_deviation_in_the_scope_of_the_last_layer_is_no_part_of_it(name: str, 
     """As common/distributions.py, proba_distribution_from_latent, of PPO2, A2C, ACKTR and TRPO."""
     generator = np.random.default_rng(1)
     shapes = {"pi_fc0": (OBS, 5), "vf_fc0": (OBS, 5), "vf": (5, 1), "pi": (5, ACT), "q": (5, ACT)}
-    made: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for layer, shape in shapes.items():
-        made[f"model/{layer}/w:0"] = generator.normal(size=shape).astype("f4")
-        made[f"model/{layer}/b:0"] = generator.normal(size=shape[1]).astype("f4")
-    made[f"model/pi/{name}:0"] = generator.normal(size=(1, ACT)).astype("f4")
-    path = sb2.put(tmp_path, sb2.zipped(made, b"{}"))
+        arrays[f"model/{layer}/w:0"] = generator.normal(size=shape).astype("f4")
+        arrays[f"model/{layer}/b:0"] = generator.normal(size=shape[1]).astype("f4")
+    arrays[f"model/pi/{name}:0"] = generator.normal(size=(1, ACT)).astype("f4")
+    path = sb2.put(tmp_path, sb2.zipped(arrays, b"{}"))
     done = convert(path, str(tmp_path / "a.pt"))
     assert done.written
     assert not done.report.unused
-    found = {each.source: each for each in done.report.mapped}
-    assert found["model/pi/w"].rule == "transpose"
-    assert found[f"model/pi/{name}"].rule == "keep"
+    moves = {move.source: move for move in done.report.mapped}
+    assert moves["model/pi/w"].rule == "transpose"
+    assert moves[f"model/pi/{name}"].rule == "keep"

@@ -49,8 +49,8 @@ NOBODY = ActionBounds((), (), "nobody")
 def observations(size: int = sb3.OBS) -> np.ndarray:
     """Return 202 observations [202, size]: ordinary ones, large ones, zeros."""
     rng = np.random.default_rng(0)
-    found = [rng.normal(size=(150, size)), 100 * rng.normal(size=(50, size)), np.zeros((2, size))]
-    return np.concatenate(found).astype("f4")
+    parts = [rng.normal(size=(150, size)), 100 * rng.normal(size=(50, size)), np.zeros((2, size))]
+    return np.concatenate(parts).astype("f4")
 
 
 def played(agent: Agent, obs: np.ndarray) -> np.ndarray:
@@ -97,8 +97,8 @@ class TestSAC(LayoutContract):
 
 
 def agent_of(tmp_path: Path, module: nn.Module, policy: type, **more: Any) -> Agent:
-    found = {"policy": module.state_dict()}
-    return restore_agent(sb3.put(tmp_path / "a.zip", sb3.members(found, sb3.settings(policy, **more))))
+    states = {"policy": module.state_dict()}
+    return restore_agent(sb3.put(tmp_path / "a.zip", sb3.members(states, sb3.settings(policy, **more))))
 
 
 def test_td3_acts_as_torch_does(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_ppo_acts_by_its_limited_mean(tmp_path: Path) -> None:
     agent = agent_of(tmp_path, module, sb3.ON_POLICY)
     obs = observations()
     mean = module.action_net(module.mlp_extractor.policy_net(torch.from_numpy(obs)))
-    wanted = np.clip(mean.detach().numpy(), sb3.LOW, sb3.HIGH)
-    close(played(agent, obs), wanted)
+    expected = np.clip(mean.detach().numpy(), sb3.LOW, sb3.HIGH)
+    close(played(agent, obs), expected)
     assert [part.title for part in agent.binding.parts] == ["actor", "value"]
 
 
@@ -150,9 +150,9 @@ def test_an_unclear_space_of_discrete_actions_is_not_played(tmp_path: Path, spac
         "counts": sb3.instance(sb3.DISCRETE, n="two", shape=()),
         "other": pytest.importorskip("gymnasium").spaces.MultiBinary([2, 1]),
     }
-    found = {"policy": sb3.ppo(act=2).state_dict()}
+    states = {"policy": sb3.ppo(act=2).state_dict()}
     data = sb3.settings(sb3.ON_POLICY, action_space=spaces[space])
-    agent = restore_agent(sb3.put(tmp_path / "a.zip", sb3.members(found, data)))
+    agent = restore_agent(sb3.put(tmp_path / "a.zip", sb3.members(states, data)))
     assert {part.component for part in agent.binding.parts} == {"actor", "value"}
     with pytest.raises(UnsupportedError) as caught:
         agent.runnable("actor")
@@ -178,8 +178,8 @@ def ars(tmp_path: Path, *, linear: bool = False, bias: bool = True, **kwargs: An
     net: Any = nn.Linear(*sizes, bias=bias) if linear else sb3.mlp(sizes, nn.ReLU, nn.Tanh)
     policy = sb3.stand_in(f"sb3_contrib.ars.policies.{'ARSLinearPolicy' if linear else 'ARSPolicy'}")
     data = sb3.settings(sb3.ON_POLICY, policy_kwargs=kwargs) | {"policy_class": str(policy)}
-    found = {"policy": sb3.owner(action_net=net).state_dict()}
-    path = sb3.put(tmp_path / "ars.zip", sb3.members(found, data))
+    states = {"policy": sb3.owner(action_net=net).state_dict()}
+    path = sb3.put(tmp_path / "ars.zip", sb3.members(states, data))
     return net, restore_agent(path)
 
 
@@ -194,8 +194,8 @@ def test_ars_squashes_what_a_perceptron_gives(tmp_path: Path) -> None:
 def test_ars_limits_what_a_matrix_gives(bias: bool, tmp_path: Path) -> None:
     net, agent = ars(tmp_path, linear=True, bias=bias)
     obs = observations()
-    wanted = np.clip(net(torch.from_numpy(obs)).detach().numpy(), sb3.LOW, sb3.HIGH)
-    close(played(agent, obs), wanted)
+    expected = np.clip(net(torch.from_numpy(obs)).detach().numpy(), sb3.LOW, sb3.HIGH)
+    close(played(agent, obs), expected)
     for to in ("torch", "tf", "keras"):
         assert convert(str(tmp_path / "ars.zip"), str(tmp_path / f"out_{to}"), to=to).report.complete
 
@@ -207,8 +207,10 @@ def test_ars_without_its_tanh_is_not_played(tmp_path: Path) -> None:
 
 
 def test_quantile_critics_have_a_place(tmp_path: Path) -> None:
-    found = {"policy": sb3.sac(outputs=25).state_dict()}
-    tree = open_checkpoint(sb3.put(tmp_path / "a.zip", sb3.members(found, sb3.settings(sb3.SAC_POLICY)))).tree
+    states = {"policy": sb3.sac(outputs=25).state_dict()}
+    tree = open_checkpoint(
+        sb3.put(tmp_path / "a.zip", sb3.members(states, sb3.settings(sb3.SAC_POLICY)))
+    ).tree
     binding = recognize_tree(tree, "a.zip")
     assert binding is not None
     assert {part.title for part in binding.parts} >= {"critic/q1", "critic/q2", "critic_target/q2"}
@@ -247,9 +249,9 @@ def test_networks_that_no_layout_stores_keep_names_and_axes_between_files_of_pyt
     state = module.state_dict()
     path = sb3.put(tmp_path / "a.zip", sb3.members({"policy": state}, sb3.settings(sb3.TD3_POLICY)))
     assert in_process("convert", path, tmp_path / "a.pt").status == 0
-    made = torch.load(tmp_path / "a.pt", weights_only=True)["policy"]
-    assert made.keys() == state.keys()
-    assert all(torch.equal(made[name], value) for name, value in state.items())
+    policy = torch.load(tmp_path / "a.pt", weights_only=True)["policy"]
+    assert policy.keys() == state.keys()
+    assert all(torch.equal(policy[name], value) for name, value in state.items())
 
 
 @pytest.mark.parametrize("net", ["q_net", "quantile_net"])
@@ -279,10 +281,10 @@ def test_a_features_extractor_of_a_q_network_is_not_left_out(net: str, tmp_path:
     ],
 )
 def test_bounds_are_read_as_text_too(low: str, high: str, known: bool, tmp_path: Path) -> None:
-    made = sb3.members({"policy": sb3.td3().state_dict()}, None)
+    contents = sb3.members({"policy": sb3.td3().state_dict()}, None)
     space = {":type:": "<class 'gymnasium.spaces.box.Box'>", "low": low, "high": high, "shape": [2]}
-    made["data"] = json.dumps({"action_space": space}).encode()
-    binding = recognize_tree(open_checkpoint(sb3.put(tmp_path / "a.zip", made)).tree, "a.zip")
+    contents["data"] = json.dumps({"action_space": space}).encode()
+    binding = recognize_tree(open_checkpoint(sb3.put(tmp_path / "a.zip", contents)).tree, "a.zip")
     assert binding is not None
     bounds = (binding.facts.action_low, binding.facts.action_high)
     assert bounds == ((sb3.LOW, sb3.HIGH) if known else (None, None))
@@ -293,10 +295,10 @@ def test_counters_and_entropy_are_carried(tmp_path: Path, golden: Golden) -> Non
     binding = recognize_tree(tree, "a.zip")
     assert binding is not None
     agent = {display(path): leaf for path, leaf in canonical_tree(tree, binding.moves).items()}
-    for name, wanted in (("total_it", 250), ("num_timesteps", 1_000), ("temperature/log_alpha", -0.25)):
+    for name, expected in (("total_it", 250), ("num_timesteps", 1_000), ("temperature/log_alpha", -0.25)):
         leaf = agent[name]
         assert isinstance(leaf, Leaf)
-        assert leaf.array().reshape(-1).tolist() == [wanted]
+        assert leaf.array().reshape(-1).tolist() == [expected]
     assert "actor/log_std/kernel" in agent
     assert "temperature_optimizer/step" in agent
     golden("\n".join(binding.moves.notes))
@@ -330,8 +332,8 @@ def test_statistics_are_found_where_they_are_put(agent_file: str, statistics: st
     agent = restore_agent(str(tmp_path / agent_file))
     obs = observations()
     mean, var = np.linspace(-1, 1, sb3.OBS), np.linspace(0.5, 2, sb3.OBS)
-    seen = np.clip((obs - mean) / np.sqrt(var + 1e-8), -5, 5).astype("f4")
-    close(played(agent, obs), scaled(module.actor.mu(torch.from_numpy(seen))))
+    observed = np.clip((obs - mean) / np.sqrt(var + 1e-8), -5, 5).astype("f4")
+    close(played(agent, obs), scaled(module.actor.mu(torch.from_numpy(observed))))
     name = Path(statistics).name
     assert agent.known.is_read("obs_norm")
     assert agent.known.origin("obs_norm") == name
@@ -501,7 +503,7 @@ def test_a_rate_below_zero_is_written(tmp_path: Path, monkeypatch: pytest.Monkey
     assert any("-1e-06" in note for note in done.report.notes)
     for path in (source, again):
         tree = restore_agent(path).checkpoint.tree
-        rates = [leaf.value for place, leaf in tree.plain() if display(place).endswith("param_groups/0/lr")]
+        rates = [leaf.value for path, leaf in tree.plain() if display(path).endswith("param_groups/0/lr")]
         assert rates == [-1e-6, -1e-6]
 
 
@@ -525,7 +527,7 @@ def test_rates_that_one_setting_cannot_be_are_named(
 
 @needs_library
 def test_the_library_loads_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requests = []
     monkeypatch.setattr(write, "subprocess", warm_sb3.FORKING)
     for name, kind, make in (("td3", "TD3", sb3.td3_agent), ("sac", "SAC", sb3.sac_agent)):
         source = make(tmp_path / f"{name}.zip")
@@ -533,8 +535,8 @@ def test_the_library_loads_what_was_written(tmp_path: Path, monkeypatch: pytest.
         convert(source, str(tmp_path / f"{name}.pt"), to="torch")
         done = convert(str(tmp_path / f"{name}.pt"), str(tmp_path / f"{name}_again.zip"), to="sb3")
         assert done.written, done.report
-        asked.append((name, kind, str(tmp_path / f"{name}_again.zip")))
-        before, after = (restore_agent(path).tree for path in (source, asked[-1][2]))
+        requests.append((name, kind, str(tmp_path / f"{name}_again.zip")))
+        before, after = (restore_agent(path).tree for path in (source, requests[-1][2]))
         assert before.keys() == after.keys()
         for path, leaf in before.tensors():
             other = after[path]
@@ -545,8 +547,8 @@ def test_the_library_loads_what_was_written(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "sac_again.zip").read_bytes() == (tmp_path / "sac_twice.zip").read_bytes()
     obs = observations()
     np.save(tmp_path / "obs.npy", obs)
-    answers = warm_sb3.asked(REFEREE, json.dumps(asked), str(tmp_path / "obs.npy"))
-    for name, _, path in asked:
+    answers = warm_sb3.asked(REFEREE, json.dumps(requests), str(tmp_path / "obs.npy"))
+    for name, _, path in requests:
         answer = answers[name]
         close(played(restore_agent(path), obs), np.array(answer["actions"]))
         assert (set(answer["steps"]), answer["updates"], answer["timesteps"]) == ({7}, 250, 1_000)
@@ -559,10 +561,10 @@ def test_a_file_keeps_its_observation_space(tmp_path: Path) -> None:
     assert binding is not None
     space = [leaf for path, leaf in tree.tensors() if "observation_space/" in tree.names[path]]
     assert space
-    made = apply_plan(
+    converted = apply_plan(
         tree, plan.plan_agent_conversion(tree, binding, parse_target_kind("b.zip", "sb3"), {}, None)
     )
-    ends = write.build_request(made)["observation_space"]
+    ends = write.build_request(converted)["observation_space"]
     assert [dtype for dtype, _ in ends] == [space[0].dtype] * 2
     assert [[float(text) for text in numbers] for _, numbers in ends] == [
         leaf.array().tolist() for leaf in space[:2]
@@ -595,8 +597,8 @@ def test_without_the_library_a_sentence_says_how_to_get_it(
 
 
 def refused(tmp_path: Path, module: nn.Module, policy: type, **more: Any) -> str:
-    found = {"policy": module.state_dict()}
-    source = sb3.put(tmp_path / "a.zip", sb3.members(found, sb3.settings(policy, **more)))
+    states = {"policy": module.state_dict()}
+    source = sb3.put(tmp_path / "a.zip", sb3.members(states, sb3.settings(policy, **more)))
     with pytest.raises(CkpttoolError) as caught:
         convert(source, str(tmp_path / "b.zip"), to="sb3", allow_missing=True)
     return str(caught.value)
@@ -614,11 +616,11 @@ def test_what_the_library_cannot_hold_is_refused(tmp_path: Path, golden: Golden)
 def test_real_agents_return_what_they_did(name: str) -> None:
     path = ZOO / f"{name}_1" / f"{name}.zip"
     ran = in_process("eval", path, "--episodes", 6, "--seed", 1000, "--json")
-    found = ran.json()
-    assert found["env"] == name
+    document = ran.json()
+    assert document["env"] == name
     rows = json.loads((ZOO.parents[2] / "RETURNS.json").read_text())["runs"]
     row = next(r for r in rows if r["agent"].endswith(f"{name}.zip") and "sb3_zoo" in r["agent"])
-    np.testing.assert_allclose(found["returns"], row["returns"][:6], atol=0.02)
+    np.testing.assert_allclose(document["returns"], row["returns"][:6], atol=0.02)
 
 
 @pytest.mark.corpus
@@ -635,9 +637,9 @@ def test_real_agents_act_as_torch_does(name: str) -> None:
         largest = max(largest, float(x.abs().max()))
         x = x.relu() if number < 4 else x.tanh()
     low, high = (np.array(getattr(agent.known, f"action_{end}")) for end in ("low", "high"))
-    wanted = low + 0.5 * (x.numpy() + 1.0) * (high - low)
+    expected = low + 0.5 * (x.numpy() + 1.0) * (high - low)
     # A sum of thousands is rounded by more than tanh's whole slope: the scale is that of the largest sum.
-    assert (np.abs(played(agent, obs) - wanted) / (high - low)).max() < 1e-6 * largest
+    assert (np.abs(played(agent, obs) - expected) / (high - low)).max() < 1e-6 * largest
 
 
 # Whatever was pickled by an old Python or by gym is given: spaces by us, the rest is not needed to act.
@@ -662,7 +664,7 @@ print(json.dumps(answers))
 @needs_library
 @pytest.mark.corpus
 def test_real_agents_act_as_the_library_does(tmp_path: Path) -> None:
-    agents, asked = [], []
+    agents, requests = [], []
     for name, width in (("Pendulum-v1", 3), ("MountainCarContinuous-v0", 2), ("LunarLanderContinuous-v2", 8)):
         path = ZOO / f"{name}_1" / f"{name}.zip"
         agent = restore_agent(str(path))
@@ -670,13 +672,13 @@ def test_real_agents_act_as_the_library_does(tmp_path: Path) -> None:
         np.save(tmp_path / f"{name}.npy", obs)
         agents.append((agent, obs))
         low, high = (list(getattr(agent.known, f"action_{end}")) for end in ("low", "high"))
-        asked.append([str(path), str(tmp_path / f"{name}.npy"), low, high])
-    answers = warm_sb3.asked(ZOO_REFEREE, json.dumps(asked))
+        requests.append([str(path), str(tmp_path / f"{name}.npy"), low, high])
+    answers = warm_sb3.asked(ZOO_REFEREE, json.dumps(requests))
     for (agent, obs), answer in zip(agents, answers, strict=True):
-        wanted = np.array(answer)
-        assert np.abs(wanted).max() > 0.9
+        expected = np.array(answer)
+        assert np.abs(expected).max() > 0.9
         # Sums of thousands, of which float32 keeps seven digits, meet tanh where it is steep.
-        np.testing.assert_allclose(played(agent, obs), wanted, atol=4e-5)
+        np.testing.assert_allclose(played(agent, obs), expected, atol=4e-5)
 
 
 ALGORITHMS = """
@@ -753,8 +755,8 @@ def test_every_algorithm_converts_with_its_optimizer(
                 slots = {
                     s: agent.get(schema.canonical_slot_path(optimizer, s, path)) for s in _SLOTS_OF.values()
                 }
-                found = {s: each.array() for s, each in slots.items() if isinstance(each, Leaf)}
-                moments.setdefault(leaf.array().tobytes(), {}).update(found)
+                arrays = {s: slot.array() for s, slot in slots.items() if isinstance(slot, Leaf)}
+                moments.setdefault(leaf.array().tobytes(), {}).update(arrays)
     for weight, slots in answer[name]:
         value = np.array(weight, "f4")
         own = moments.get((value.T if value.ndim == 2 else value).copy().tobytes())
@@ -762,10 +764,10 @@ def test_every_algorithm_converts_with_its_optimizer(
         if not slots:
             continue
         assert own is not None
-        for theirs, numbers in slots.items():
-            wanted = np.array(numbers, "f4")
-            mine = own[_SLOTS_OF[theirs]]
-            assert np.array_equal(mine, wanted) or np.array_equal(mine, wanted.T)
+        for reference, numbers in slots.items():
+            expected = np.array(numbers, "f4")
+            mine = own[_SLOTS_OF[reference]]
+            assert np.array_equal(mine, expected) or np.array_equal(mine, expected.T)
 
 
 def restored_canonical(path: str) -> Tree:
@@ -852,7 +854,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 def acts(path: Path, obs: np.ndarray, facts: AgentFacts = NO_FACTS) -> tuple[np.ndarray, Agent]:
     """Return the actions [n, act] of a policy within the space of the fixture's agents."""
     agent = restore_agent(str(path), facts=facts)
-    title = next(each.title for each in agent.binding.parts if each.acts)
+    title = next(part.title for part in agent.binding.parts if part.acts)
     part = agent.playable(title)
     assert part is not None
     wiring, _ = derive_network_settings(agent, ActionBounds([-2.0, -1.0], [2.0, 3.0], "the space"))
@@ -868,12 +870,12 @@ def test_a_policy_alone_acts_as_the_library_does(
 ) -> None:
     folder, answer = alone
     path, obs = folder / f"{name}_{form}.pt", np.load(folder / "obs.npy")
-    wanted = np.array(answer[name]).reshape(len(obs), -1)
+    expected = np.array(answer[name]).reshape(len(obs), -1)
     # A state_dict has no settings: its activations are left open until they are given, in every target.
     bare = form == "state"
     facts = AgentFacts(activations=STATED[name]) if bare else NO_FACTS
     actions, agent = acts(path, obs, facts)
-    np.testing.assert_allclose(actions, wanted, atol=2e-5)
+    np.testing.assert_allclose(actions, expected, atol=2e-5)
     assert agent.binding.layout == "stable_baselines3"
     if bare:
         assert sidecar.has_open_entries(restore_agent(str(path)).ledger)
@@ -884,7 +886,7 @@ def test_a_policy_alone_acts_as_the_library_does(
         target = tmp_path / f"{to}.pt" if to == "torch" else tmp_path / to
         assert convert(str(path), str(target), to=to).written
         actions, agent = acts(target, obs, facts)
-        np.testing.assert_allclose(actions, wanted, atol=2e-5)
+        np.testing.assert_allclose(actions, expected, atol=2e-5)
         assert sidecar.has_open_entries(restore_agent(str(target)).ledger) == bare
 
 

@@ -54,11 +54,11 @@ def with_optimizers(tree: Tree, steps: dict[str, int]) -> Tree:
         counter = leaf(np.array(step, np.int64), f"{top}/iter", role="counter")
         leaves[attributes(f"{top}/iter")] = counter
         leaves[attributes(f"{top}/learning_rate")] = leaf(np.array(3e-4, np.float32), f"{top}/learning_rate")
-        for path, found in tree.tensors():
+        for path, variable in tree.tensors():
             if path[1].value == network:
                 for slot in "mv":
                     name = f"{top}/slots/{slot}/{tree.names[path]}"
-                    moment = leaf(np.full(found.shape, number, np.float32), name)
+                    moment = leaf(np.full(variable.shape, number, np.float32), name)
                     leaves[attributes(name)] = replace(moment, role="slot", slot=slot, of=path)
     return Tree(leaves)
 
@@ -76,7 +76,7 @@ def agent_of(tree: Tree) -> dict[str, object]:
     assert binding is not None
     assert binding.layout == "tf2rl"
     assert {move.source for move in binding.moves.moves} | binding.consumed == set(tree)
-    return {display(path): found for path, found in canonical_tree(tree, binding.moves).items()}
+    return {display(path): result for path, result in canonical_tree(tree, binding.moves).items()}
 
 
 @pytest.mark.parametrize("log_std", ["out_logstd", "out_log_std"])
@@ -88,7 +88,7 @@ def test_its_actions_are_tanh_of_the_mean(critics: dict[str, int], log_std: str)
     agent = canonical_tree(tree, binding.moves)
     wiring = NetworkSettings(("relu",), binding.facts.head, 1e-3, (-2.0, -2.0), (2.0, 2.0))
     policy = next(part for part in binding.parts if part.title == "actor")
-    found, _ = numpy_backend.build(policy_network(agent, policy, wiring)).step(observations())
+    actions, _ = numpy_backend.build(policy_network(agent, policy, wiring)).step(observations())
     x = observations()
     for name in ("base_layers/0", "base_layers/1", "out_mean"):
         kernel, bias = (tree[attributes(f"policy/actor/{name}/{part}")] for part in ("kernel", "bias"))
@@ -96,7 +96,7 @@ def test_its_actions_are_tanh_of_the_mean(critics: dict[str, int], log_std: str)
         assert isinstance(bias, Leaf)
         x = x @ kernel.array() + bias.array()
         x = np.maximum(x, 0) if name != "out_mean" else x
-    same(np.asarray(found), 2 * np.tanh(x))
+    same(np.asarray(actions), 2 * np.tanh(x))
     assert {part.title for part in binding.parts} >= {"actor", "critic/q1", "critic/q2"}
     assert "temperature/log_alpha" in agent_of(tree)
 

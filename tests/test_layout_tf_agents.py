@@ -88,9 +88,9 @@ def test_actions_and_values_are_its_networks(tmp_path: Path) -> None:
     arrays = td3()
     path = written(whole(arrays), tmp_path / "ckpt-3")
     same(actions(path), scaled(np.tanh(run(arrays, LAYERS, observations()))))
-    seen = np.concatenate([observations(), chosen()], 1)
+    inputs = np.concatenate([observations(), chosen()], 1)
     for number, name in enumerate(Q_FUNCTIONS[:2], start=1):
-        same(q_values(path, f"critic/q{number}"), run(arrays, joint(name), seen))
+        same(q_values(path, f"critic/q{number}"), run(arrays, joint(name), inputs))
     assert without_a_way(path) == []
     assert recognised(path).facts.lacks == (NO_BOUNDS, NO_ACTIVATIONS)
 
@@ -119,7 +119,7 @@ def test_the_count_of_calls_since_a_target_update_is_kept(tmp_path: Path) -> Non
     for to in ("torch", "sb3"):
         done = convert(path, str(tmp_path / f"{to}-1"), to=to, facts=AgentFacts(action_low=-1, action_high=1))
         residue = json.loads((tmp_path / f"{to}-1.ckpttool.json").read_text())["residue"]
-        assert (done.report.unused, [each["path"] for each in residue if each["path"] == name]) == (
+        assert (done.report.unused, [row["path"] for row in residue if row["path"] == name]) == (
             (),
             [name],
         )
@@ -249,8 +249,8 @@ def test_ppo_sees_normalised_observations(tmp_path: Path) -> None:
     arrays = normalizer(layers(names, (3, 16, 12, 2)) | layers(values, (3, 8, 1)))
     path = written(tensorflow_tree(arrays), tmp_path / "ckpt-3")
     mean, m2 = (arrays[f"agent/_observation_normalizer/{name}/0"].astype("f8") for name in ("_avg", "_m2"))
-    seen = np.clip((observations() - mean) / np.sqrt(m2 / 64 + 1e-3), -5, 5).astype("f4")
-    same(actions(path), scaled(np.tanh(run(arrays, names, seen))))
+    observed = np.clip((observations() - mean) / np.sqrt(m2 / 64 + 1e-3), -5, 5).astype("f4")
+    same(actions(path), scaled(np.tanh(run(arrays, names, observed))))
     binding = recognised(path)
     assert {part.title: len(part.layers) for part in binding.parts} == {"actor": 3, "value": 2}
     assert NO_ACTIVATIONS in binding.facts.lacks
@@ -260,8 +260,8 @@ def test_moving_averages_are_statistics_too_and_others_are_missed(tmp_path: Path
     top = "agent/_observation_normalizer"
     moving = {f"{top}/_{name}_moving_avg/0": np.full(3, 2, "f4") for name in ("mean", "var")}
     path = written(tensorflow_tree(td3() | moving), tmp_path / "ckpt-3")
-    seen = np.clip((observations() - 2) / np.sqrt(2 + 1e-3), -5, 5).astype("f4")
-    same(actions(path), scaled(np.tanh(run(td3(), LAYERS, seen))))
+    observed = np.clip((observations() - 2) / np.sqrt(2 + 1e-3), -5, 5).astype("f4")
+    same(actions(path), scaled(np.tanh(run(td3(), LAYERS, observed))))
     binding = recognize_tree(tensorflow_tree(td3() | {f"{top}/_scale/0": np.ones(3, "f4")}), "ckpt-3")
     assert binding is not None
     assert NO_STATISTICS in binding.facts.lacks
@@ -404,8 +404,8 @@ def test_a_gin_configuration_beside_the_agent_is_named(tmp_path: Path) -> None:
     path = written(whole(sac()), tmp_path / "ckpt-3")
     text = "# Parameters:\nActorDistributionNetwork.activation_fn = \\\n    @tf.keras.activations.tanh\n"
     (tmp_path / "operative_config-0.gin").write_text(text)
-    found = [each for each in restore_agent(str(path)).ledger if each.what == "activation" and each.open]
-    assert [each.where.partition(":")[0] for each in found] == ["operative_config-0.gin"]
+    entries = [row for row in restore_agent(str(path)).ledger if row.what == "activation" and row.open]
+    assert [entry.where.partition(":")[0] for entry in entries] == ["operative_config-0.gin"]
 
 
 def test_values_of_a_gin_configuration() -> None:
@@ -453,8 +453,8 @@ def test_preprocessing_layers_are_refused_also_without_variables(tmp_path: Path)
     assert status == 0, output
     facts = AgentFacts(activations=("relu",))
     for name in ("none", "dense", "function"):
-        for place in ("ckpt-1", "saved"):
-            path = str(tmp_path / name / place)
+        for location in ("ckpt-1", "saved"):
+            path = str(tmp_path / name / location)
             if name == "none":
                 load_agent(path, "CartPole-v1", facts=facts).close()
                 continue
@@ -475,4 +475,4 @@ def test_an_actor_that_counts_from_another_number_is_refused(tmp_path: Path) -> 
     )
     (tmp_path / "policy" / "policy_specs.pbtxt").write_text(specs)
     agent = restore_agent(path)
-    assert any("from 1" in each for each in agent.binding.unplaced["actor"])
+    assert any("from 1" in sentence for sentence in agent.binding.unplaced["actor"])

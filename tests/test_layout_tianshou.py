@@ -87,8 +87,8 @@ NAMES = {
 
 def td3(version: str, *, norm: bool = False) -> Any:
     torch.manual_seed(0)
-    made = (Last(*((3, 2) if "actor" in name else (5, 1)), norm=norm) for name in NAMES[version])
-    return whole(dict(zip(NAMES[version], made, strict=True)))
+    networks = (Last(*((3, 2) if "actor" in name else (5, 1)), norm=norm) for name in NAMES[version])
+    return whole(dict(zip(NAMES[version], networks, strict=True)))
 
 
 def mapped(raw: np.ndarray, bound: str | None) -> np.ndarray:
@@ -118,13 +118,13 @@ def test_td3_of_every_version(tmp_path: Path, version: str, norm: bool) -> None:
     same(actions(path), mapped(2 * np.tanh(run(actor, observations())), "clip"))
     same(q_values(path, "critic/q2"), run(policy.critic2, observations(), chosen()))
     lacks = restore_agent(str(path)).binding.facts.lacks
-    assert {each.what for each in lacks} == {
+    assert {lack.what for lack in lacks} == {
         "action bounds",
         "activation",
         "action map",
         "observation statistics",
     }
-    assert [each.what for each in lacks if each.decides] == ["activation", "action map"]
+    assert [lack.what for lack in lacks if lack.decides] == ["activation", "action map"]
 
 
 def test_sac_acts_by_tanh_of_its_mean(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_ppo_has_a_value_and_clips_its_mean(tmp_path: Path) -> None:
     assert not without_a_way(tmp_path / "policy.pth")
     same(actions(tmp_path / "policy.pth"), mapped(run(actor, observations()), "clip"))
     lacks = restore_agent(str(tmp_path / "policy.pth")).binding.facts.lacks
-    assert {each.what for each in lacks if each.decides} == {"activation", "action map"}
+    assert {lack.what for lack in lacks if lack.decides} == {"activation", "action map"}
 
 
 def ppo(*, gail: bool = False) -> Any:
@@ -182,29 +182,29 @@ def discrete_sac(*, numbered: bool) -> Any:
 )
 def test_every_tensor_of_a_policy_converts(tmp_path: Path, policy: Any, networks: set[str], to: str) -> None:
     torch.manual_seed(0)
-    made = policy()
-    torch.save(made.state_dict(), tmp_path / "policy.pth")
+    module = policy()
+    torch.save(module.state_dict(), tmp_path / "policy.pth")
     binding = recognised(tmp_path / "policy.pth")
     assert {part.component for part in binding.parts} == networks
     done = convert(str(tmp_path / "policy.pth"), str(tmp_path / "out"), to=to)
     assert done.written
     assert done.report.complete
-    found = open_checkpoint(str(tmp_path / "out")).tree
-    stored = sorted(tuple(sorted(leaf.array().ravel().tolist())) for _, leaf in found.tensors() if leaf.shape)
-    wanted = sorted(tuple(sorted(each.ravel().tolist())) for each in made.parameters())
-    assert [each for each in stored if each in set(wanted)] == wanted
+    tree = open_checkpoint(str(tmp_path / "out")).tree
+    stored = sorted(tuple(sorted(leaf.array().ravel().tolist())) for _, leaf in tree.tensors() if leaf.shape)
+    expected = sorted(tuple(sorted(parameter.ravel().tolist())) for parameter in module.parameters())
+    assert [parameter for parameter in stored if parameter in set(expected)] == expected
 
 
 def test_a_discrete_policy_takes_the_largest_output(tmp_path: Path) -> None:
     """The file does not list the actions: an environment of as many does."""
     torch.manual_seed(0)
-    made = discrete_sac(numbered=False)
-    torch.save(made.state_dict(), tmp_path / "policy.pth")
+    module = discrete_sac(numbered=False)
+    torch.save(module.state_dict(), tmp_path / "policy.pth")
     assert "discrete" in recognised(tmp_path / "policy.pth").evidence
     agent = load_agent(str(tmp_path / "policy.pth"))
-    wanted = run(made.actor, observations()).argmax(-1)
-    np.testing.assert_array_equal(agent.act(observations()), wanted)
-    assert any("discrete" in each for each in agent.assumed)
+    expected = run(module.actor, observations()).argmax(-1)
+    np.testing.assert_array_equal(agent.act(observations()), expected)
+    assert any("discrete" in sentence for sentence in agent.assumed)
     with pytest.raises(EnvironmentMismatchError):
         load_agent(str(tmp_path / "policy.pth"), "Pendulum-v1")
 
@@ -219,12 +219,12 @@ def test_a_critic_on_the_actors_own_layers_has_no_actions_as_inputs(end: str, tm
     path = tmp_path / end
     if path.suffix == ".safetensors":
         convert(str(tmp_path / "policy.pth"), str(path), to="safetensors")
-    found = recognised(path)
-    assert "discrete" in found.evidence
-    assert found.facts.head == "argmax"
+    result = recognised(path)
+    assert "discrete" in result.evidence
+    assert result.facts.head == "argmax"
     agent = load_agent(str(path))
-    wanted = run(actor, observations()).argmax(-1)
-    np.testing.assert_array_equal(agent.act(observations()), wanted)
+    expected = run(actor, observations()).argmax(-1)
+    np.testing.assert_array_equal(agent.act(observations()), expected)
     shown = in_process("inspect", str(path))
     assert "bounds" not in shown.out
     assert "scale" not in shown.out
@@ -251,8 +251,8 @@ def test_a_checkpoint_keeps_the_statistics(tmp_path: Path) -> None:
     policy, rms = td3("1.x"), RunningMeanStd()
     torch.save({"model": policy.state_dict(), "obs_rms": rms}, tmp_path / "checkpoint.pth")
     assert not without_a_way(tmp_path / "checkpoint.pth")
-    seen = np.clip((observations() - rms.mean) / np.sqrt(rms.var + rms.eps), -1.5, 1.5).astype(np.float32)
-    same(actions(tmp_path / "checkpoint.pth"), mapped(2 * np.tanh(run(policy.actor, seen)), "clip"))
+    observed = np.clip((observations() - rms.mean) / np.sqrt(rms.var + rms.eps), -1.5, 1.5).astype(np.float32)
+    same(actions(tmp_path / "checkpoint.pth"), mapped(2 * np.tanh(run(policy.actor, observed)), "clip"))
     known = restore_agent(str(tmp_path / "checkpoint.pth")).known
     assert known.is_read("obs_norm")
     assert known.origin("obs_norm") == "obs_rms"
@@ -261,7 +261,7 @@ def test_a_checkpoint_keeps_the_statistics(tmp_path: Path) -> None:
         done = convert(str(tmp_path / "checkpoint.pth"), str(tmp_path / name), layout=layout)
         assert done.written
         assert done.report.complete
-        same(actions(tmp_path / name), mapped(2 * np.tanh(run(policy.actor, seen)), "clip"))
+        same(actions(tmp_path / name), mapped(2 * np.tanh(run(policy.actor, observed)), "clip"))
 
 
 def trained() -> tuple[dict[str, Any], list[Any]]:
@@ -308,7 +308,7 @@ def test_tensors_without_axes_beside_the_layers_are_converted(tmp_path: Path) ->
     done = convert(str(tmp_path / "policy.pth"), str(tmp_path / "ckpt"), to="tf")
     assert done.written
     assert any("part by part" in note for note in done.report.notes)
-    assert sum("lif_in" in each.source for each in done.report.mapped) == 3
+    assert sum("lif_in" in move.source for move in done.report.mapped) == 3
 
 
 @pytest.mark.corpus
@@ -323,12 +323,12 @@ def test_an_actor_alone_is_of_the_actions_of_its_environment(tmp_path: Path) -> 
     state = {f"{name}.{k}": v for name, layer in modules.items() for k, v in layer.state_dict().items()}
     path = str(tmp_path / "policy.pth")
     torch.save(state, path)
-    seen = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    observed = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     with load_agent(path, "CartPole-v1", facts=AgentFacts(activations=("elu",))) as agent:
         with torch.no_grad():
-            wanted = nn.Sequential(*layers)(torch.from_numpy(seen)).numpy()
-        np.testing.assert_allclose(agent.scores(seen), wanted, atol=1e-5)
-        assert any("CartPole" in each for each in agent.assumed)
+            expected = nn.Sequential(*layers)(torch.from_numpy(observed)).numpy()
+        np.testing.assert_allclose(agent.scores(observed), expected, atol=1e-5)
+        assert any("CartPole" in sentence for sentence in agent.assumed)
     with pytest.raises(UsageError) as caught:
         load_agent(path, facts=AgentFacts(activations=("elu",)))
     assert "env" in str(caught.value.hint)

@@ -27,16 +27,16 @@ BOUNDS = {"action_low": LOW.tolist(), "action_high": HIGH.tolist()}
 
 def net(outputs: int) -> Any:
     torch.manual_seed(2)
-    made = mlp(OBS, 7, 5, outputs, activation=nn.ELU)
-    for weight in made.parameters():
+    network = mlp(OBS, 7, 5, outputs, activation=nn.ELU)
+    for weight in network.parameters():
         weight.data *= 2
-    return made
+    return network
 
 
 def state(network: Any, where: str = "", **more: Any) -> dict[str, Any]:
     """Return the state_dict of an actor with this network, under a name; `__` is a dot."""
-    found = {f"{where}module.0.module.{name}": each for name, each in network.state_dict().items()}
-    return found | {name.replace("__", "."): torch.as_tensor(each) for name, each in more.items()}
+    tensors = {f"{where}module.0.module.{name}": tensor for name, tensor in network.state_dict().items()}
+    return tensors | {name.replace("__", "."): torch.as_tensor(value) for name, value in more.items()}
 
 
 def saved(folder: Path, value: Any) -> str:
@@ -76,10 +76,10 @@ def test_two_outputs_are_two_discrete_actions_where_the_environment_has_them(
     more: dict[str, Any], tmp_path: Path
 ) -> None:
     network = net(2)
-    found = state(network)
+    tensors = state(network)
     if more:  # behind an actor, which is the first of a sequence
-        found = {f"module.0.{name}": each for name, each in found.items()}
-    path = saved(tmp_path, found | {name.replace("__", "."): torch.tensor(v) for name, v in more.items()})
+        tensors = {f"module.0.{name}": tensor for name, tensor in tensors.items()}
+    path = saved(tmp_path, tensors | {name.replace("__", "."): torch.tensor(v) for name, v in more.items()})
     assert restore_agent(path).binding.layout == "torchrl"
     for backend in ("numpy", "torch"):
         agent = load_agent(path, "CartPole-v1", facts=facts(), backend=backend)
@@ -109,7 +109,7 @@ def test_the_first_half_is_the_means_where_there_are_half_as_many_actions(where:
     assert HALVES in restore_agent(path).ledger
     agent = load_agent(path, facts=facts(head="affine", **BOUNDS))
     close(agent.act(rows()), mapped(outputs(network)[:, :2]))
-    assert any("first 2 of 4 outputs" in each for each in agent.assumed)
+    assert any("first 2 of 4 outputs" in sentence for sentence in agent.assumed)
     four = {"action_low": [-1.0] * 4, "action_high": [1.0] * 4}
     whole = load_agent(path, facts=facts(head="affine", **four))
     close(whole.act(rows()), np.tanh(outputs(network)))
@@ -131,12 +131,12 @@ def test_without_the_number_of_actions_nothing_is_played(tmp_path: Path) -> None
 @pytest.mark.parametrize("where", ["", "actor_network_params."])
 def test_what_follows_the_network_shows_its_outputs(where: str, tmp_path: Path) -> None:
     network = net(2)
-    found = state(network, where)
+    tensors = state(network, where)
     ends = {
         f"{where}module.1.action_low": torch.tensor(LOW),
         f"{where}module.1.action_high": torch.tensor(HIGH),
     }
-    agent = load_agent(saved(tmp_path, found | ends), facts=facts())
+    agent = load_agent(saved(tmp_path, tensors | ends), facts=facts())
     close(agent.act(rows()), mapped(outputs(network)))
     assert not agent.assumed
     inner = state(nn.Sequential(network), where)
@@ -174,25 +174,25 @@ def test_the_library_acts_the_same(kind: str, tmp_path: Path) -> None:
 
     space = Bounded(torch.tensor(LOW), torch.tensor(HIGH), (2,))
     ends = {"low": space.space.low, "high": space.space.high}
-    made = m.MLP(OBS, 4 if kind == "tanh normal" else 2, num_cells=[7, 5], activation_class=nn.ELU)
+    network = m.MLP(OBS, 4 if kind == "tanh normal" else 2, num_cells=[7, 5], activation_class=nn.ELU)
     more = {"head": "affine", **BOUNDS} if kind in ("tanh normal", "scale") else {}
     if kind == "q":
-        actor: Any = m.QValueActor(made, in_keys=["observation"], spec=OneHot(2))
+        actor: Any = m.QValueActor(network, in_keys=["observation"], spec=OneHot(2))
     elif kind == "tanh module":
-        first = TensorDictModule(made, ["observation"], ["param"])
+        first = TensorDictModule(network, ["observation"], ["param"])
         actor = TensorDictSequential(first, m.TanhModule(in_keys=["param"], out_keys=["action"], spec=space))
     else:
         last = m.NormalParamExtractor() if kind == "tanh normal" else AddStateIndependentNormalScale(2)
-        inner = TensorDictModule(nn.Sequential(made, last), ["observation"], ["loc", "scale"])
+        inner = TensorDictModule(nn.Sequential(network, last), ["observation"], ["loc", "scale"])
         names = ["loc", "scale"]
         actor = m.ProbabilisticActor(
             inner, names, distribution_class=m.TanhNormal, distribution_kwargs=ends, spec=space
         )
     path = saved(tmp_path, actor.state_dict())
     with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
-        wanted = actor(TensorDict({"observation": torch.from_numpy(rows())}, [200]))["action"].numpy()
+        expected = actor(TensorDict({"observation": torch.from_numpy(rows())}, [200]))["action"].numpy()
     agent = load_agent(path, "CartPole-v1" if kind == "q" else None, facts=facts(**more))
     if kind == "q":
-        np.testing.assert_array_equal(agent.act(rows()), wanted.argmax(1))
+        np.testing.assert_array_equal(agent.act(rows()), expected.argmax(1))
     else:
-        close(agent.act(rows()), wanted)
+        close(agent.act(rows()), expected)

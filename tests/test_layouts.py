@@ -194,10 +194,10 @@ def tf_agent(critic: dict[str, np.ndarray], root: str = "policy/") -> Tree:
 
 
 def q_layers(prefix: str, names: list[str], first: int = OBS + ACT) -> dict[str, np.ndarray]:
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for name, sizes in zip(names, [(first, 4), (4, 4), (4, 1)], strict=True):
-        found |= dense(np.random.default_rng(2), f"{prefix}/{name}", *sizes)
-    return found
+        arrays |= dense(np.random.default_rng(2), f"{prefix}/{name}", *sizes)
+    return arrays
 
 
 @pytest.mark.parametrize(
@@ -330,18 +330,18 @@ def test_torch_to_canonical_to_torch_is_where_it_was() -> None:
     assert not plan.missing
     back = {move.target: move.rule.leaf(agent[move.source]) for move in plan.moves} | dict(plan.added)
     assert set(back) == set(tree)
-    for path, found in tree.items():
+    for path, result in tree.items():
         again = back[path]
-        if isinstance(found, Leaf):
+        if isinstance(result, Leaf):
             assert isinstance(again, Leaf)
             assert (again.dtype, again.shape, bytes(again.read())) == (
-                found.dtype,
-                found.shape,
-                bytes(found.read()),
+                result.dtype,
+                result.shape,
+                bytes(result.read()),
             )
         else:
             assert isinstance(again, ValueLeaf)
-            assert again.value == found.value
+            assert again.value == result.value
 
 
 def test_no_other_layout_takes_a_sample() -> None:
@@ -359,19 +359,19 @@ def test_trees_of_odd_shapes_are_not_agents() -> None:
 
 def with_adam(tree: Tree, lists: dict[str, str], *, named: bool = True, step: int = 3) -> Tree:
     """Add an actor_optimizer as Keras 2.11 to 2.15 stores it: moments in lists, and no list of variables."""
-    weights = [(path, found) for path, found in tree.tensors() if "actor" in tree.names[path]]
+    weights = [(path, result) for path, result in tree.tensors() if "actor" in tree.names[path]]
     leaves = dict(tree.leaves)
-    for path, found in weights:
-        leaves[path] = replace(found, name=tree.names[path].replace("policy/actor", "Actor"))
+    for path, weight in weights:
+        leaves[path] = replace(weight, name=tree.names[path].replace("policy/actor", "Actor"))
     for edge, slot in lists.items():
-        for number, (path, found) in enumerate(weights):
+        for number, (path, weight) in enumerate(weights):
             kind = {
                 "role": "slot",
                 "slot": slot,
                 "name": f"Adam/{slot}/{leaves[path].name}" if named else None,
             }
             at = attributes(f"policy/actor_optimizer/{edge}/{number}")
-            leaves[at] = leaf(np.full(found.shape, number, np.float32), "", **kind)
+            leaves[at] = leaf(np.full(weight.shape, number, np.float32), "", **kind)
     leaves[attributes("policy/actor_optimizer/_iterations")] = leaf(np.array(step, np.int64), role="counter")
     return Tree(leaves)
 
@@ -450,7 +450,7 @@ def test_torch_counts_a_weight_before_its_bias() -> None:
     agent = canonical_tree(tree, binding.moves)
     plan = td3.plan_torch(binding, agent, {})
     targets = {display(m.target): m.rule.leaf(agent[m.source]) for m in plan.moves}
-    weights = [found for name, found in targets.items() if name.startswith("actor/")]
+    weights = [path for name, path in targets.items() if name.startswith("actor/")]
     for number, weight in enumerate(weights):
         moment = targets[f"actor_optimizer/state/{number}/exp_avg"]
         assert isinstance(weight, Leaf)
@@ -463,9 +463,9 @@ def test_torch_counts_a_weight_before_its_bias() -> None:
 def test_what_is_not_known_is_not_taken_as_adam(kind: str, golden: Golden) -> None:
     tree = with_adam(tf_agent({}), LISTS)
     counter = attributes("policy/actor_optimizer/_iterations")
-    found = tree[counter]
-    assert isinstance(found, Leaf)
-    tree = Tree({**tree.leaves, counter: replace(found, name=f"{kind}/iteration")})
+    counter_leaf = tree[counter]
+    assert isinstance(counter_leaf, Leaf)
+    tree = Tree({**tree.leaves, counter: replace(counter_leaf, name=f"{kind}/iteration")})
     binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
     assert not [name for name in canonical_names(tree, binding) if name.startswith("actor_optimizer")]
@@ -495,7 +495,7 @@ def test_moments_of_another_order_are_not_joined(golden: Golden) -> None:
 
 def test_a_counter_of_any_name_is_carried() -> None:
     arrays = {"policy/it": np.array(5, np.int64)}
-    it = {path: replace(found, role="counter") for path, found in tensorflow_tree(arrays).tensors()}
+    it = {path: replace(result, role="counter") for path, result in tensorflow_tree(arrays).tensors()}
     tree = Tree({**tf_agent({}).leaves, **it})
     binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
@@ -517,11 +517,11 @@ def test_a_trunk_and_a_head_are_one_q_function() -> None:
 # --- The layout of TensorFlow's objects is written -----------------------------------------------------
 
 
-def as_tensorflow(tree: Tree, told: Any = None) -> tuple[Tree, Any]:
+def as_tensorflow(tree: Tree, settings: Any = None) -> tuple[Tree, Any]:
     binding = recognize_tree(tree, "agent")
     assert binding is not None
     agent = canonical_tree(tree, binding.moves)
-    plan = td3.plan_tf(binding, agent, told or {})
+    plan = td3.plan_tf(binding, agent, settings or {})
     return apply_plan(agent, plan), plan
 
 
@@ -587,9 +587,9 @@ def test_amsgrad_has_its_third_moments_after_the_others() -> None:
 
 def test_an_optimizer_that_has_not_begun_begins_with_zeros() -> None:
     tree = torch_agent(["l1", "l2", "l3"])
-    rest = Tree({path: found for path, found in tree.items() if "/state/" not in tree.names[path]})
+    rest = Tree({path: result for path, result in tree.items() if "/state/" not in tree.names[path]})
     written, plan = as_tensorflow(rest)
-    moments = [found for _, found in written.tensors() if found.role == "slot"]
+    moments = [slot for _, slot in written.tensors() if slot.role == "slot"]
     assert len(moments) == 12
     assert not any(moment.array().any() for moment in moments)
     steps = written[attributes("policy/actor_optimizer/_iterations")]
@@ -647,9 +647,9 @@ def test_targets_that_were_not_saved_are_copied_where_an_agent_trains_with_them(
         ({**policy, **critic, **stored}, set()),
         ({**policy, **critic, **value}, set()),
     ]
-    for entries, wanted in cases:
+    for entries, expected in cases:
         tree = torch_tree(entries)
-        assert completed(tree) == wanted
+        assert completed(tree) == expected
         _, plan = as_tensorflow(tree)
         assert not plan.missing
 
@@ -657,7 +657,7 @@ def test_targets_that_were_not_saved_are_copied_where_an_agent_trains_with_them(
 def test_a_lost_moment_is_missed_in_tensorflow() -> None:
     tree = torch_agent(["l1", "l2", "l3"])
     rest = Tree(
-        {p: found for p, found in tree.items() if tree.names[p] != "actor_optimizer/state/3/exp_avg_sq"}
+        {p: result for p, result in tree.items() if tree.names[p] != "actor_optimizer/state/3/exp_avg_sq"}
     )
     _, plan = as_tensorflow(rest)
     assert plan.missing == ("policy/actor_optimizer/_velocities/3",)
@@ -668,10 +668,10 @@ def test_a_told_learning_rate_is_exact_only_if_it_is_that_number() -> None:
     binding = td3.recognize_tf(written, "ckpt-1")
     assert binding is not None
     agent = canonical_tree(written, binding.moves)
-    for told, rate in (
+    for settings, rate in (
         (plan.settings, 3e-4),
         ({"actor_optimizer": {"learning_rate": 0.5}}, float(np.float32(3e-4))),
     ):
-        back = apply_plan(agent, td3.plan_torch(binding, agent, told))
+        back = apply_plan(agent, td3.plan_torch(binding, agent, settings))
         group = [path for path in back if path[0].value == "actor_optimizer" and path[-1].value == "lr"]
         assert contents(back[group[0]]) == rate

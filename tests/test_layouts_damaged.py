@@ -53,8 +53,8 @@ def damaged(tree: Tree, generator: np.random.Generator) -> Tree:
             leaves[path] = ValueLeaf((None, 3, "text", -1.5, 1 << 70)[generator.integers(5)])
         elif chance == 2 or isinstance(leaf, ValueLeaf):
             zeros = Inline(bytes(4 * int(np.prod(shape))))
-            made = Leaf("float32", shape, zeros, str(path), "buffer")
-            leaves[path] = made if chance == 2 else leaf
+            replacement = Leaf("float32", shape, zeros, str(path), "buffer")
+            leaves[path] = replacement if chance == 2 else leaf
         else:
             leaves[path] = replace(leaf)
     return Tree(leaves, tree.aliases if generator.integers(2) else {}, tree.containers)
@@ -65,16 +65,16 @@ def test_what_is_almost_an_agent_ends_in_a_sentence_or_in_none(name: str, tmp_pa
     layout, make = FILES[name]
     tree = open_checkpoint(make(tmp_path)).tree
     generator = np.random.default_rng(0)
-    found = 0
+    count = 0
     for _ in range(60):
         other = damaged(tree, generator)
         binding = layout.recognise(other, "x.pt")
         if binding is None:
             continue
-        found += 1
+        count += 1
         assert all(move.source in other for move in binding.moves.moves)
         try:
             restore.read_metadata(binding, select_network_leaves(other, binding))
         except CkpttoolError as error:
             assert str(error).isprintable()  # noqa: PT017  # both outcomes are right
-    assert found
+    assert count

@@ -44,8 +44,8 @@ def unused(done: ConversionResult) -> set[str]:
 
 
 def moments(state: Mapping[str, Any], number: int) -> torch.Tensor:
-    found: torch.Tensor = state["state"][number]["exp_avg_sq"]
-    return found
+    moment: torch.Tensor = state["state"][number]["exp_avg_sq"]
+    return moment
 
 
 # --- Tianshou: algorithm.state_dict() of 2.x -------------------------------------------------------------
@@ -121,9 +121,9 @@ def test_tianshou_of_ppo_has_clipped_means_only(tmp_path: Path, golden: Golden) 
 def test_spinning_up(tmp_path: Path, gaussian: bool, critics: int, golden: Golden) -> None:
     source, _, _, _ = agent(tmp_path, 3, 2, gaussian=gaussian, critics=critics)
     path, done, state = written(tmp_path, source, "spinningup")
-    made = spinningup.SquashedGaussianMLPActor if gaussian else spinningup.MLPActor
+    actor = spinningup.SquashedGaussianMLPActor if gaussian else spinningup.MLPActor
     qs = ("q1", "q2") if critics == 2 else ("q",)
-    whole = spinningup.MLPActorCritic(made(nn.ReLU), **{q: spinningup.MLPQFunction(nn.ReLU) for q in qs})
+    whole = spinningup.MLPActorCritic(actor(nn.ReLU), **{q: spinningup.MLPQFunction(nn.ReLU) for q in qs})
     whole.load_state_dict(state, strict=True)
     obs = observations(3)
     with torch.no_grad():
@@ -255,14 +255,14 @@ def test_skrl(tmp_path: Path, critics: int) -> None:
     names = ["policy", "target_policy", *(f"{which}critic{n}" for which in ("", "target_") for n in numbers)]
     assert state.keys() == {*names, "policy_optimizer", "critic_optimizer"}
     for name in names:
-        made = Instantiated(5, 16, 8, 2) if "policy" in name else Instantiated(7, 16, 8, 1)
-        made.load_state_dict(state[name], strict=True)
+        network = Instantiated(5, 16, 8, 2) if "policy" in name else Instantiated(7, 16, 8, 1)
+        network.load_state_dict(state[name], strict=True)
         assert torch.equal(
-            made.net_container[0].weight, state[name.replace("target_", "")]["net_container.0.weight"]
+            network.net_container[0].weight, state[name.replace("target_", "")]["net_container.0.weight"]
         )
-    (said,) = done.report.assumed
-    assert "actor_target" in said
-    assert "critic_target" in said
+    (sentence,) = done.report.assumed
+    assert "actor_target" in sentence
+    assert "critic_target" in sentence
     with torch.no_grad():
         close(actions(path, observations(5), 2.0), 2.0 * policy(seen(observations(5))), 2.0)
     assert torch.equal(moments(state["critic_optimizer"], 3), moments(file["critic_optimizer"], 3))
@@ -369,10 +369,10 @@ def test_a_d3_file_tells_all_that_its_agent_needs(tmp_path: Path, gaussian: bool
     state = torch.load(io.BytesIO(entries["torch"]), weights_only=True)
     head = d3rlpy.Head(3, 2, "_mu" if gaussian else "_fc", hidden=[16, 16])
     head.load_state_dict(state["policy"], strict=True)
-    said = json.loads(entries["config"])
-    assert (said["observation_shape"], said["action_size"]) == ([3], 2)
-    params = said["config"]["params"]
-    assert (said["config"]["type"], params["n_critics"]) == ("sac" if gaussian else "td3", 2)
+    document = json.loads(entries["config"])
+    assert (document["observation_shape"], document["action_size"]) == ([3], 2)
+    params = document["config"]["params"]
+    assert (document["config"]["type"], params["n_critics"]) == ("sac" if gaussian else "td3", 2)
     assert params["actor_encoder_factory"]["params"] == {"hidden_units": [16, 16], "activation": "relu"}
     assert params["action_scaler"]["params"] == {"minimum": list(LOW), "maximum": list(HIGH)}
     (tmp_path / "agent.d3.ckpttool.json").unlink()
@@ -416,10 +416,10 @@ def test_bounds_that_differ_are_no_one_number(tmp_path: Path, to: str, golden: G
 
 def test_a_clipped_action_whose_bounds_nobody_knows_is_refused(tmp_path: Path, golden: Golden) -> None:
     source = saved(tmp_path, "policy.pth", tianshou.td3("1.x").state_dict())
-    with pytest.raises(UnsupportedError) as found:
+    with pytest.raises(UnsupportedError) as error:
         convert(source, str(tmp_path / "a.pt"), to="d3rlpy_model", allow_missing=True)
-    golden(found.value)
-    assert "--bounds" in str(found.value.hint)
+    golden(error.value)
+    assert "--bounds" in str(error.value.hint)
     assert convert(source, str(tmp_path / "b.pt"), to="tianshou", sync=False).report.complete
 
 

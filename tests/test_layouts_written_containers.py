@@ -52,10 +52,10 @@ def box(module: str) -> type:
 
 def bounded(path: str, low: tuple[float, ...] = (-1.0, 0.0), high: tuple[float, ...] = (2.0, 0.5)) -> str:
     """Put a sidecar beside the checkpoint that says its actions are tanh mapped to these bounds."""
-    told = Sidecar(
+    facts = Sidecar(
         digest_checkpoint(open_checkpoint(path)).sha256, head="affine", action_low=low, action_high=high
     )
-    Path(sidecar_path(path)).write_bytes(told.encode())
+    Path(sidecar_path(path)).write_bytes(facts.encode())
     return path
 
 
@@ -88,9 +88,9 @@ def test_sb2_gets_its_own_variables_back(kind: str, tmp_path: Path) -> None:
     more = {"observation_range": (-5.0, 5.0), "normalize_observations": False} if kind == "ddpg" else {}
     source, target = sb2.put(tmp_path, variables, kind, **more), str(tmp_path / "again.zip")
     assert convert(source, target, to="sb2", sync=False).report.complete
-    data, found = loaded(target, BOX, sb2.POLICIES[kind])
-    assert found.keys() == variables.keys()
-    assert all(np.array_equal(found[name], array) for name, array in variables.items())
+    data, arrays = loaded(target, BOX, sb2.POLICIES[kind])
+    assert arrays.keys() == variables.keys()
+    assert all(np.array_equal(arrays[name], array) for name, array in variables.items())
     assert data["policy"] is sb2.POLICIES[kind]
     assert (data["n_envs"], data["_vectorize_action"], data["policy_kwargs"]) == (
         1,
@@ -115,10 +115,10 @@ def test_sb2_takes_an_agent_of_torch(tmp_path: Path, golden: Golden) -> None:
     source, policy, twins, _ = agent(tmp_path, OBS, ACT, targets=False)
     target = str(tmp_path / "agent.zip")
     done = convert(bounded(source), target, to="sb2", allow_missing=True, sync=False)
-    _, found = loaded(target, BOX, stand_in("stable_baselines.td3.policies.MlpPolicy"))
-    np.testing.assert_array_equal(found["model/pi/fc0/kernel:0"], policy.l1.weight.detach().numpy().T)
-    np.testing.assert_array_equal(found["target/pi/fc0/kernel:0"], found["model/pi/fc0/kernel:0"])
-    np.testing.assert_array_equal(found["model/values_fn/qf2/qf2/bias:0"], twins.q2[4].bias.detach().numpy())
+    _, arrays = loaded(target, BOX, stand_in("stable_baselines.td3.policies.MlpPolicy"))
+    np.testing.assert_array_equal(arrays["model/pi/fc0/kernel:0"], policy.l1.weight.detach().numpy().T)
+    np.testing.assert_array_equal(arrays["target/pi/fc0/kernel:0"], arrays["model/pi/fc0/kernel:0"])
+    np.testing.assert_array_equal(arrays["model/values_fn/qf2/qf2/bias:0"], twins.q2[4].bias.detach().numpy())
     close(actions(target, observations(OBS)), clipped(policy(seen(observations(OBS)))), 3.0)
     golden("\n".join(done.report.notes))
     assert {name.split("/")[0] for name in done.report.unused} == {
@@ -129,11 +129,11 @@ def test_sb2_takes_an_agent_of_torch(tmp_path: Path, golden: Golden) -> None:
 
 def test_sb2_names_its_activation(tmp_path: Path) -> None:
     source = sb2.put(tmp_path, sb2.td3(), "td3")
-    told = {
+    document = {
         **json.loads(Sidecar(digest_checkpoint(open_checkpoint(source)).sha256).encode()),
         "activations": ["elu"] * 2,
     }
-    Path(sidecar_path(source)).write_text(json.dumps(told))
+    Path(sidecar_path(source)).write_text(json.dumps(document))
     convert(source, str(tmp_path / "elu.zip"), to="sb2", sync=False)
     elu = stand_in("tensorflow.python.ops.gen_nn_ops.elu")
     data, _ = loaded(str(tmp_path / "elu.zip"), BOX, sb2.POLICIES["td3"], elu)
@@ -144,8 +144,8 @@ def test_sb2_names_its_activation(tmp_path: Path) -> None:
 def test_sb2_keeps_its_layer_norm(tmp_path: Path, golden: Golden) -> None:
     variables = sb2.td3(norm=True)
     convert(sb2.put(tmp_path, variables, "td3"), str(tmp_path / "n.zip"), to="sb2", sync=False)
-    data, found = loaded(str(tmp_path / "n.zip"), BOX, stand_in("stable_baselines.td3.policies.LnMlpPolicy"))
-    assert found.keys() == variables.keys()
+    data, arrays = loaded(str(tmp_path / "n.zip"), BOX, stand_in("stable_baselines.td3.policies.LnMlpPolicy"))
+    assert arrays.keys() == variables.keys()
     assert data["policy"].__name__ == "LnMlpPolicy"
     # The way over PyTorch, whose own epsilon is another, keeps that of the library.
     convert(str(tmp_path / "n.zip"), str(tmp_path / "n.pt"), sync=False)
@@ -210,15 +210,15 @@ def test_keras_rl_gets_two_files_in_the_order_of_their_layers(tmp_path: Path, go
 
 def module(folder: Path, *classes: str) -> tuple[dict[str, torch.Tensor], dict[str, Any], type]:
     """Return a module's state, the arguments of its class, and that class, as RLlib unpickles them."""
-    made = [stand_in(f"ray.rllib.algorithms.{name}") for name in classes]
-    with importable(box("gymnasium.spaces.box"), *made):
+    stand_ins = [stand_in(f"ray.rllib.algorithms.{name}") for name in classes]
+    with importable(box("gymnasium.spaces.box"), *stand_ins):
         about = pickle.loads((folder / "class_and_ctor_args.pkl").read_bytes())
     state = pickle.loads((folder / "module_state.pkl").read_bytes())
-    assert about["class"] is made[0]
+    assert about["class"] is stand_ins[0]
     assert about["ctor_args_and_kwargs"][0] == ()
     arguments = about["ctor_args_and_kwargs"][1]
-    assert arguments.pop("catalog_class") is made[1]
-    return {name: torch.from_numpy(array.copy()) for name, array in state.items()}, arguments, made[0]
+    assert arguments.pop("catalog_class") is stand_ins[1]
+    return {name: torch.from_numpy(array.copy()) for name, array in state.items()}, arguments, stand_ins[0]
 
 
 SAC = ("sac.torch.default_sac_torch_rl_module.DefaultSACTorchRLModule", "sac.sac_catalog.SACCatalog")
@@ -272,12 +272,12 @@ PPO = ("ppo.torch.default_ppo_torch_rl_module.DefaultPPOTorchRLModule", "ppo.ppo
 def test_rllibs_ppo_gets_its_own_module_back(tmp_path: Path) -> None:
     tree = rllib.ppo()
     source, folder = rllib.folder_of(tmp_path / "old", tree), tmp_path / "module"
-    told = Sidecar(
+    facts = Sidecar(
         digest_checkpoint(open_checkpoint(source)).sha256,
         action_low=(-1.0,) * rllib.ACT,
         action_high=(1.0,) * rllib.ACT,
     )
-    Path(sidecar_path(source)).write_bytes(told.encode())
+    Path(sidecar_path(source)).write_bytes(facts.encode())
     assert not convert(source, str(folder), to="rllib", allow_missing=True, sync=False).report.missing
     state, arguments, _ = module(folder, *PPO)
     before = {leaf.key.removeprefix(f"{rllib.MODULE}/"): leaf.array() for _, leaf in tree.tensors()}

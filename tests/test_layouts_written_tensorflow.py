@@ -62,13 +62,13 @@ def _chain(names: list[str], sizes: tuple[int, ...]) -> Any:
             self(tf.zeros((1, sizes[0])))
 
         def call(self, x: Any) -> Any:
-            found = []
+            outputs = []
             for start in range(0, len(names), len(sizes) - 1):
                 y = x
                 for position, name in enumerate(names[start : start + len(sizes) - 1]):
                     y = getattr(self, name)(tf.nn.relu(y) if position else y)
-                found.append(y)
-            return found if len(found) > 1 else found[0]
+                outputs.append(y)
+            return outputs if len(outputs) > 1 else outputs[0]
 
     return Chain()
 
@@ -110,10 +110,10 @@ def _tf_agents(folder: Path) -> dict[str, Any]:
         return layers
 
     def network(**attributes: Any) -> Any:
-        made = tf.Module()
+        module = tf.Module()
         for name, value in attributes.items():
-            setattr(made, name, value)
-        return made
+            setattr(module, name, value)
+        return module
 
     agent = tf.Module()
     projection = tf_keras.layers.Dense(2 * ACT)
@@ -171,9 +171,9 @@ def _acme(folder: Path) -> dict[str, Any]:
             self.m, self.v = ([tf.Variable(tf.zeros_like(v)) for v in variables] for _ in "mv")
 
     def mlp(*sizes: int) -> Any:
-        made = tf.Module()
-        made._layers = [Linear(*pair) for pair in pairwise(sizes)]
-        return made
+        module = tf.Module()
+        module._layers = [Linear(*pair) for pair in pairwise(sizes)]
+        return module
 
     objects: dict[str, Any] = {"num_steps": tf.Variable(0, dtype=tf.int32)}
     for name in ("policy", "target_policy"):
@@ -196,7 +196,7 @@ def _acme(folder: Path) -> dict[str, Any]:
     return {
         "actions": (2 * tf.tanh(x)).numpy().tolist(),
         "steps": [int(objects["num_steps"]), int(adam.step)],
-        "moments": [float(each.numpy().ravel()[0]) for each in adam.m],
+        "moments": [float(moment.numpy().ravel()[0]) for moment in adam.m],
     }
 
 
@@ -210,8 +210,8 @@ def restore(folder: Path) -> dict[str, Any]:
 
 def bounded(path: str) -> str:
     """Put a sidecar with the action's bounds beside the checkpoint."""
-    told = Sidecar(digest_checkpoint(open_checkpoint(path)).sha256, action_low=LOW, action_high=HIGH)
-    Path(sidecar_path(path)).write_bytes(told.encode())
+    facts = Sidecar(digest_checkpoint(open_checkpoint(path)).sha256, action_low=LOW, action_high=HIGH)
+    Path(sidecar_path(path)).write_bytes(facts.encode())
     return path
 
 
@@ -237,21 +237,21 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
         pytest.skip("TensorFlow with Keras 2 is not installed")
     from tests import tensorflow_child
 
-    place = tmp_path_factory.mktemp("written")
-    found = agents(place)
+    folder = tmp_path_factory.mktemp("written")
+    sources = agents(folder)
     done = {
-        name: convert(bounded(each[0]), str(place / f"{name}-3"), to=name, allow_missing=True)
-        for name, each in found.items()
+        name: convert(bounded(source[0]), str(folder / f"{name}-3"), to=name, allow_missing=True)
+        for name, source in sources.items()
     }
-    return found, done, tensorflow_child.run(__file__, "restore", place)
+    return sources, done, tensorflow_child.run(__file__, "restore", folder)
 
 
 @pytest.mark.parametrize("name", ["tf2rl", "tf_agents", "acme"])
 def test_it_restores_in_full_and_acts_the_same(written: Written, name: str) -> None:
     from tests.torch_agents import close, seen
 
-    found, done, restored = written
-    policy = found[name][1]
+    sources, done, restored = written
+    policy = sources[name][1]
     close(np.array(restored[name]["actions"], "f4"), 2 * policy(seen(_observations())), 2.0)
     assert not done[name].report.missing
 
@@ -259,8 +259,8 @@ def test_it_restores_in_full_and_acts_the_same(written: Written, name: str) -> N
 def test_tf2rl_has_both_critics_copies_for_targets_and_the_optimizer(written: Written) -> None:
     import torch
 
-    found, done, restored = written
-    _, _, twins, file = found["tf2rl"]
+    sources, done, restored = written
+    _, _, twins, file = sources["tf2rl"]
     answer = restored["tf2rl"]
     assert answer["targets"] == answer["actions"]
     assert any(line.startswith("actor_target and critic_target: ") for line in done["tf2rl"].report.assumed)
@@ -275,8 +275,8 @@ def test_tf2rl_has_both_critics_copies_for_targets_and_the_optimizer(written: Wr
 def test_tf_agents_has_mean_and_deviation_in_one_layer(written: Written) -> None:
     import torch
 
-    found, _, restored = written
-    policy, answer = found["tf_agents"][1], restored["tf_agents"]
+    sources, _, restored = written
+    policy, answer = sources["tf_agents"][1], restored["tf_agents"]
     x = torch.relu(policy.l2(torch.relu(policy.l1(torch.from_numpy(_observations())))))
     np.testing.assert_allclose(answer["log_std"], policy.log_std(x).detach().numpy(), rtol=1e-5, atol=1e-5)
     assert answer["alpha"] == float(np.float32(-1.5))
@@ -285,10 +285,10 @@ def test_tf_agents_has_mean_and_deviation_in_one_layer(written: Written) -> None
 
 
 def test_sonnet_has_a_bias_before_its_weight(written: Written) -> None:
-    found, _, restored = written
+    sources, _, restored = written
     answer = restored["acme"]
     assert answer["moments"] == [1.0, 0.0, 3.0, 2.0, 5.0, 4.0]
-    assert answer["steps"] == [found["acme"][3]["total_it"], 7]
+    assert answer["steps"] == [sources["acme"][3]["total_it"], 7]
 
 
 def test_networks_that_the_classes_cannot_be_are_refused(tmp_path: Path, golden: Golden) -> None:
@@ -321,13 +321,13 @@ def test_acme_has_its_layer_norm_or_none(tmp_path: Path, golden: Golden) -> None
 
     file = {"actor": network(OBS, ACT), "actor_target": network(OBS, ACT), "critic": network(OBS + ACT, 1)}
     source = saved(tmp_path, "normed.pt", file)
-    told = Sidecar(digest_checkpoint(open_checkpoint(source)).sha256, action_low=LOW, action_high=HIGH)
-    Path(sidecar_path(source)).write_bytes(told.encode())
+    facts = Sidecar(digest_checkpoint(open_checkpoint(source)).sha256, action_low=LOW, action_high=HIGH)
+    Path(sidecar_path(source)).write_bytes(facts.encode())
     with pytest.raises(UnsupportedError) as caught:
         convert(source, str(tmp_path / "x-1"), to="acme", allow_missing=True)
     golden(caught.value)
-    said = {**json.loads(told.encode()), "activations": ["tanh"]}
-    Path(sidecar_path(source)).write_text(json.dumps(said))
+    document = {**json.loads(facts.encode()), "activations": ["tanh"]}
+    Path(sidecar_path(source)).write_text(json.dumps(document))
     convert(source, str(tmp_path / "x-1"), to="acme", allow_missing=True, sync=False)
     tree = open_checkpoint(str(tmp_path / "x-1")).tree
     assert {

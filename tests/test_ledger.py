@@ -74,10 +74,10 @@ def agent(**more: Any) -> dict[str, Any]:
 
 
 def acts(path: str, facts: AgentFacts = GIVEN) -> np.ndarray:
-    found = restore_agent(path, facts=facts)
-    part = found.runnable("actor")
+    agent = restore_agent(path, facts=facts)
+    part = agent.runnable("actor")
     assert part is not None
-    network = restored.policy_network(found.tree, part, restored.wiring(found, [-2.0], [2.0]))
+    network = restored.policy_network(agent.tree, part, restored.wiring(agent, [-2.0], [2.0]))
     return np.asarray(numpy_backend.build(network).step(restored.observations())[0])
 
 
@@ -89,8 +89,8 @@ def wanted(seen: np.ndarray) -> np.ndarray:
 
 def normal(epsilon: float = 1e-8, clip: float | None = None, *, outside: bool = False) -> np.ndarray:
     spread = np.sqrt(VAR) + epsilon if outside else np.sqrt(VAR + epsilon)
-    seen = (restored.observations() - MEAN) / spread
-    return seen if clip is None else np.clip(seen, -clip, clip)
+    normalized = (restored.observations() - MEAN) / spread
+    return normalized if clip is None else np.clip(normalized, -clip, clip)
 
 
 # --- Statistics in the same file ---------------------------------------------------------------------
@@ -131,9 +131,9 @@ STATISTICS: dict[str, tuple[dict[str, Any], np.ndarray]] = {
 
 @pytest.mark.parametrize("case", STATISTICS)
 def test_statistics_in_the_file_are_applied(case: str, tmp_path: Path) -> None:
-    content, seen = STATISTICS[case]
+    content, observed = STATISTICS[case]
     path = saved(tmp_path / "agent.pt", content)
-    restored.same(acts(path), wanted(seen))
+    restored.same(acts(path), wanted(observed))
     assert not sidecar.has_open_entries(restore_agent(path, facts=GIVEN).ledger)
 
 
@@ -159,10 +159,10 @@ def test_statistics_go_with_an_export(tmp_path: Path) -> None:
     ],
 )
 def test_statistics_go_with_a_conversion(case: str, to: str, tmp_path: Path) -> None:
-    content, seen = STATISTICS[case]
+    content, observed = STATISTICS[case]
     path, target = saved(tmp_path / "agent.pt", content), str(tmp_path / "b")
     assert convert(path, target, to=to).written
-    restored.same(acts(target), wanted(seen))
+    restored.same(acts(target), wanted(observed))
 
 
 def test_given_statistics_win_and_the_contradiction_is_named(tmp_path: Path) -> None:
@@ -292,8 +292,8 @@ def test_a_zip_of_stable_baselines3_is_its_source(
     target = str(tmp_path / "agent.zip")
     convert(str(TORCH_SAMPLE), target, to="sb3", facts=AgentFacts(activations=activation))
     ran = in_process("diff", TORCH_SAMPLE, target, "--json")
-    found = ran.json()
-    assert (ran.status, found["changed"], found["only_left"]) == (0, [], [])
+    record = ran.json()
+    assert (ran.status, record["changed"], record["only_left"]) == (0, [], [])
 
 
 # --- Evidence that nothing uses ------------------------------------------------------------------------
@@ -406,13 +406,13 @@ def test_rows_of_numbers_of_the_observations_are_never_silent(
     for content in (agent(**{group: rows}), {"policy": states(mlp()), group: rows}):
         path = saved(tmp_path / f"{len(content)}.pt", content)
         try:
-            found = restore_agent(path, facts=GIVEN)
+            restored_agent = restore_agent(path, facts=GIVEN)
         except UnsupportedError:
             continue  # refused: a lone policy may compute with what stands beside it
-        topics = {entry.what for entry in found.ledger if entry.use != "assumed"}
+        topics = {entry.what for entry in restored_agent.ledger if entry.use != "assumed"}
         assert "observation statistics" in topics
-        used = found.binding.facts.norm is not None
-        assert used or sidecar.has_open_entries(found.ledger)
+        used = restored_agent.binding.facts.norm is not None
+        assert used or sidecar.has_open_entries(restored_agent.ledger)
 
 
 @pytest.mark.parametrize("name", ["vecnormalize.npz", "obs_normalizer.npz", "normalizer.json", "obs_rms.npz"])
@@ -444,16 +444,16 @@ def test_a_folder_of_many_files_hides_none_and_is_listed_once(
     listed: list[object] = []
     monkeypatch.setattr(os, "listdir", lambda at, own=os.listdir: listed.append(at) or own(at))
     for _ in range(3):
-        found = restore_agent(open_checkpoint(path), facts=GIVEN).ledger
-        assert [each.where for each in found if each.decides] == ["obs_stats.npz"]
+        ledger = restore_agent(open_checkpoint(path), facts=GIVEN).ledger
+        assert [entry.where for entry in ledger if entry.decides] == ["obs_stats.npz"]
     of_ledgers = listed.count(str(tmp_path))
     for _ in range(3):
         restore_agent(open_checkpoint(path), facts=GIVEN)
     assert listed.count(str(tmp_path)) == 2 * of_ledgers - 1
     # A changed folder is listed again.
     np.savez(tmp_path / "obs_rms.npz", **rows)
-    found = restore_agent(path, facts=GIVEN).ledger
-    assert {each.where for each in found if each.decides} == {"obs_stats.npz", "obs_rms.npz"}
+    ledger = restore_agent(path, facts=GIVEN).ledger
+    assert {entry.where for entry in ledger if entry.decides} == {"obs_stats.npz", "obs_rms.npz"}
 
 
 def test_files_that_were_not_opened_are_named(tmp_path: Path) -> None:
@@ -461,10 +461,10 @@ def test_files_that_were_not_opened_are_named(tmp_path: Path) -> None:
     for n in range(45):
         (tmp_path / f"config_{n}.yaml").write_text("lr: 1\n")
     np.savez(tmp_path / "obs_stats.npz", mean=MEAN, std=np.sqrt(VAR))
-    found = restore_agent(path, facts=GIVEN).ledger
-    assert [each.where for each in found if each.decides] == ["obs_stats.npz"]
-    unknown = [each for each in found if each.use == "cannot be known" and each.where == str(tmp_path)]
-    assert [each.value.split()[0] for each in unknown] == ["6"]
+    ledger = restore_agent(path, facts=GIVEN).ledger
+    assert [entry.where for entry in ledger if entry.decides] == ["obs_stats.npz"]
+    unknown = [entry for entry in ledger if entry.use == "cannot be known" and entry.where == str(tmp_path)]
+    assert [entry.value.split()[0] for entry in unknown] == ["6"]
 
 
 def test_run_folders_that_were_not_listed_are_named(tmp_path: Path) -> None:
@@ -472,10 +472,10 @@ def test_run_folders_that_were_not_listed_are_named(tmp_path: Path) -> None:
     path = saved(tmp_path / "best" / "agent.pt", agent())
     for n in range(99):
         (tmp_path / f"a{n}").mkdir()
-    assert all(each.use != "cannot be known" for each in restore_agent(path, facts=GIVEN).ledger)
+    assert all(entry.use != "cannot be known" for entry in restore_agent(path, facts=GIVEN).ledger)
     for n in range(3):
         (tmp_path / f"b{n}").mkdir()
-    (entry,) = (each for each in restore_agent(path, facts=GIVEN).ledger if each.use == "cannot be known")
+    (entry,) = (entry for entry in restore_agent(path, facts=GIVEN).ledger if entry.use == "cannot be known")
     assert (entry.what, entry.where) == ("observation statistics", f"{tmp_path}: 2 more folders of the run")
 
 
@@ -552,7 +552,7 @@ def test_the_place_of_norms_and_activations_is_that_of_the_file(
 
 def state_of_layers(**sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
     """Return the state_dict of dense layers with these names and sizes."""
-    rows = ((name.replace("__", "."), nn.Linear(*each)) for name, each in sizes.items())
+    rows = ((name.replace("__", "."), nn.Linear(*size)) for name, size in sizes.items())
     return {f"{name}.{tensor}": value for name, layer in rows for tensor, value in states(layer).items()}
 
 
@@ -615,8 +615,8 @@ def test_one_number_times_tanh_is_not_for_uneven_bounds(tmp_path: Path) -> None:
 
 def sidecar_of(path: str, facts: Mapping[str, Any]) -> None:
     provenance = dict.fromkeys(facts, "read from x.pt")
-    made = Sidecar(digest(path).sha256, **facts, provenance=provenance)
-    Path(f"{path}.ckpttool.json").write_bytes(made.encode())
+    built = Sidecar(digest(path).sha256, **facts, provenance=provenance)
+    Path(f"{path}.ckpttool.json").write_bytes(built.encode())
 
 
 def recording(path: Path) -> str:
@@ -693,8 +693,8 @@ def test_a_sidecar_completes_the_formula_of_stored_statistics(
     model, target = NormalizedPolicy(Normalizer(outside, limit)), str(tmp_path / "target")
     torch.jit.script(model).save(tmp_path / "script.pt")
     convert(str(tmp_path / "script.pt"), target, to=to)
-    found = restore_agent(target)
-    assert not [entry for entry in found.ledger if entry.use == "not used" or "normalised" in entry.value]
+    agent = restore_agent(target)
+    assert not [entry for entry in agent.ledger if entry.use == "not used" or "normalised" in entry.value]
     played = ckpttool.load_agent(target, facts=AgentFacts(head="affine", action_low=-1.0, action_high=1.0))
     observations = torch.randn(16, 3)
     np.testing.assert_allclose(
@@ -787,8 +787,8 @@ def test_entries_survive_json() -> None:
 def test_numbers_per_observation_count_under_any_name(
     beside: dict[str, Any], decides: bool, tmp_path: Path
 ) -> None:
-    found = restore_agent(saved(tmp_path / "agent.pt", agent(**beside)), facts=GIVEN).ledger
-    assert sidecar.has_open_entries(found) is decides
+    ledger = restore_agent(saved(tmp_path / "agent.pt", agent(**beside)), facts=GIVEN).ledger
+    assert sidecar.has_open_entries(ledger) is decides
 
 
 @pytest.mark.parametrize(
@@ -804,12 +804,12 @@ def test_numbers_per_observation_count_under_any_name(
 def test_settings_of_the_file_overrule_the_default(
     config: dict[str, Any], facts: dict[str, list[Any]], tmp_path: Path
 ) -> None:
-    found = restore_agent(saved(tmp_path / "agent.pt", {**named_layers(), "config": config}))
-    assert {name: list(getattr(found.known, name)) for name in facts} == facts
+    agent = restore_agent(saved(tmp_path / "agent.pt", {**named_layers(), "config": config}))
+    assert {name: list(getattr(agent.known, name)) for name in facts} == facts
     assert all(
-        found.known.provenance[name].startswith("read from config") for name in facts if "high" not in name
+        agent.known.provenance[name].startswith("read from config") for name in facts if "high" not in name
     )
-    assert not sidecar.has_open_entries(found.ledger)
+    assert not sidecar.has_open_entries(agent.ledger)
 
 
 @pytest.mark.parametrize(
@@ -825,14 +825,14 @@ def test_settings_of_the_file_overrule_the_default(
     ],
 )
 def test_settings_that_cannot_be_applied_decide(config: dict[str, Any], tmp_path: Path) -> None:
-    found = restore_agent(saved(tmp_path / "agent.pt", {**named_layers(), "config": config}))
-    assert sidecar.has_open_entries(found.ledger)
+    agent = restore_agent(saved(tmp_path / "agent.pt", {**named_layers(), "config": config}))
+    assert sidecar.has_open_entries(agent.ledger)
 
 
 @pytest.mark.parametrize("name", ["obs_low", "obs_high", "observation_limit", "state_max"])
 def test_limits_of_observations_that_are_not_used_are_named(name: str, tmp_path: Path) -> None:
-    found = restore_agent(saved(tmp_path / "agent.pt", agent(config={name: 5.0})), facts=GIVEN).ledger
-    assert [entry.use for entry in found if entry.where.endswith(name)] == ["not used"]
+    ledger = restore_agent(saved(tmp_path / "agent.pt", agent(config={name: 5.0})), facts=GIVEN).ledger
+    assert [entry.use for entry in ledger if entry.where.endswith(name)] == ["not used"]
 
 
 def named_layers() -> dict[str, Any]:
@@ -846,16 +846,16 @@ def named_layers() -> dict[str, Any]:
 
 @pytest.mark.corpus
 def test_real_agents_have_no_false_evidence(corpus: Path) -> None:
-    found = {}
+    result = {}
     for file in sorted(corpus.rglob("*")):
         if file.suffix in (".zip", ".pth", ".h5f", ".keras") and file.stat().st_size < 1 << 20:
             try:
                 entries = restore_agent(str(file)).ledger
             except CkpttoolError:
                 continue
-            found[file] = [entry for entry in entries if entry.use == "not used"]
-    assert len(found) > 10
-    assert not {file: entries for file, entries in found.items() if entries}
+            result[file] = [entry for entry in entries if entry.use == "not used"]
+    assert len(result) > 10
+    assert not {file: entries for file, entries in result.items() if entries}
 
 
 @pytest.mark.parametrize(
@@ -871,12 +871,12 @@ def test_real_agents_have_no_false_evidence(corpus: Path) -> None:
 )
 def test_a_class_of_ones_own_beside_the_checkpoint_decides(file: str, text: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "m.pt", {"actor": states(mlp()), "critic": states(mlp(4))})
-    assert not [each for each in restore_agent(path, facts=GIVEN).ledger if each.open]
+    assert not [entry for entry in restore_agent(path, facts=GIVEN).ledger if entry.open]
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(text + "\n")
-    found = [each for each in restore_agent(path, facts=GIVEN).ledger if each.open]
-    assert [each.what for each in found] == ["custom code"]
-    assert found[0].where.startswith(file)
+    entries = [entry for entry in restore_agent(path, facts=GIVEN).ledger if entry.open]
+    assert [entry.what for entry in entries] == ["custom code"]
+    assert entries[0].where.startswith(file)
 
 
 @pytest.mark.parametrize(
@@ -892,7 +892,7 @@ def test_a_class_of_ones_own_beside_the_checkpoint_decides(file: str, text: str,
 def test_a_librarys_class_beside_the_checkpoint_decides_nothing(text: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "m.pt", {"actor": states(mlp()), "critic": states(mlp(4))})
     (tmp_path / "config.yaml").write_text(text + "\n")
-    assert not [each for each in restore_agent(path, facts=GIVEN).ledger if each.open]
+    assert not [entry for entry in restore_agent(path, facts=GIVEN).ledger if entry.open]
 
 
 class Pickled(nn.Module):  # type: ignore[misc, name-defined]
@@ -953,8 +953,8 @@ def test_a_pickled_activation_that_cannot_be_computed_is_refused(function: Any, 
 
 
 def test_a_pickled_part_with_a_sum_in_its_name_decides(tmp_path: Path) -> None:
-    found = [each.what for each in restore_agent(pickled(tmp_path, WithPart())).ledger if each.open]
-    assert "custom code" in found
+    topics = [entry.what for entry in restore_agent(pickled(tmp_path, WithPart())).ledger if entry.open]
+    assert "custom code" in topics
 
 
 # --- Conversions of models -----------------------------------------------------------------------------
@@ -1075,8 +1075,8 @@ def test_a_model_of_ones_own_is_filled_with_the_same_ledger(tmp_path: Path) -> N
 def test_a_norm_that_is_written_without_its_running_statistics_decides(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(saved(tmp_path / "model.pt", classifier()))
     names = {name for name in checkpoint.tree.names.values() if "running" not in name}
-    found = evidence.unconverted_entries(checkpoint, names)
-    assert [(entry.what, entry.where, entry.decides) for entry in found] == [
+    entries = evidence.unconverted_entries(checkpoint, names)
+    assert [(entry.what, entry.where, entry.decides) for entry in entries] == [
         ("running statistics", "1/running_mean", True)
     ]
 
@@ -1108,8 +1108,8 @@ def test_statistics_in_another_file_are_not_part_of_a_conversion(tmp_path: Path)
         options = ("--to", "tf") if status == 0 else facts
         ran = in_process("convert", path, str(tmp_path / target), *options, "--json")
         assert ran.status == status, ran.err
-        found = [each for each in ran.json()["ledger"] if each["where"] == "obs_norm.npz"]
-        assert {each["concerns"] for each in found} == {"playing"}
+        rows = [row for row in ran.json()["ledger"] if row["where"] == "obs_norm.npz"]
+        assert {row["concerns"] for row in rows} == {"playing"}
 
 
 # --- One ledger in all commands ------------------------------------------------------------------------
@@ -1117,7 +1117,7 @@ def test_statistics_in_another_file_are_not_part_of_a_conversion(tmp_path: Path)
 
 def ledgers_of(path: str, folder: Path) -> dict[str, set[LedgerEntry]]:
     """Return the ledger of each command that reads the checkpoint alone."""
-    found = {"doctor": set(diagnose(path).ledger)}
+    ledgers = {"doctor": set(diagnose(path).ledger)}
     runs: dict[str, Callable[[], sidecar.LedgerEntries]] = {
         "restore": lambda: restore_agent(path).ledger,
         "convert to torch": lambda: convert(path, str(folder / "a"), to="torch", dry_run=True).ledger,
@@ -1126,14 +1126,14 @@ def ledgers_of(path: str, folder: Path) -> dict[str, set[LedgerEntry]]:
     }
     for name, run in runs.items():
         with contextlib.suppress(CkpttoolError):  # one that cannot be done has no ledger
-            found[name] = set(run())
-    return found
+            ledgers[name] = set(run())
+    return ledgers
 
 
 def require_one_ledger(path: str, folder: Path) -> set[LedgerEntry]:
-    found = ledgers_of(path, folder)
-    base = found.get("restore", found["doctor"])
-    for name, entries in found.items():
+    ledgers = ledgers_of(path, folder)
+    base = ledgers.get("restore", ledgers["doctor"])
+    for name, entries in ledgers.items():
         # An environment gives bounds; a target's own defaults are assumed.
         assert base - entries <= {sidecar.NO_BOUNDS}, (path, name)
         assert {entry.use for entry in entries - base} <= {"assumed"}, (path, name)
@@ -1184,11 +1184,11 @@ def test_all_commands_have_one_ledger_of_real_checkpoints(corpus: Path, tmp_path
 @pytest.mark.corpus
 def test_conversions_of_real_models_have_no_false_evidence(corpus: Path, tmp_path: Path) -> None:
     """A slice of the corpus: nothing that is written lacks statistics, low-rank parts or averages."""
-    found = {}
+    result = {}
     for file in sorted(corpus.rglob("*"))[::2]:
         if file.suffix in (".zip", ".pth", ".pt", ".h5", ".keras", ".safetensors", ".bin"):
             with contextlib.suppress(CkpttoolError):
                 done = convert(str(file), str(tmp_path / "a"), to="torch", dry_run=True)
-                found[file] = [entry for entry in done.ledger if entry.open]
-    assert len(found) > 20
-    assert not {file: entries for file, entries in found.items() if entries and file.suffix != ".pth"}
+                result[file] = [entry for entry in done.ledger if entry.open]
+    assert len(result) > 20
+    assert not {file: entries for file, entries in result.items() if entries and file.suffix != ".pth"}

@@ -56,11 +56,11 @@ def test_a_default_activation_is_certain_or_decides() -> None:
 def cleanrl(path: Path) -> str:
     """Write a PPO agent of CleanRL for Pendulum."""
     torch.manual_seed(0)
-    made = nn.Module()
-    made.critic = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
-    made.actor_mean = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
-    made.actor_logstd = nn.Parameter(torch.zeros(1, 1))
-    torch.save(made.state_dict(), path)
+    module = nn.Module()
+    module.critic = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    module.actor_mean = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    module.actor_logstd = nn.Parameter(torch.zeros(1, 1))
+    torch.save(module.state_dict(), path)
     return str(path)
 
 
@@ -144,7 +144,7 @@ def play(path: str, *words: str) -> Ran:
 
 
 def test_an_activation_that_is_an_argument_decides_in_every_library(tmp_path: Path) -> None:
-    decided = {name for name, lacks in LEFT_OPEN.items() if any(each.what == "activation" for each in lacks)}
+    decided = {name for name, lacks in LEFT_OPEN.items() if any(lack.what == "activation" for lack in lacks)}
     assert {"skrl", "rsl_rl", "rl_games", "keras_rl", "tianshou", "tianshou sac", "tianshou q"} <= decided
     assert decided.isdisjoint(("fujimoto", "fasttd3", "cleanrl ppo", "stable_baselines"))
     for name, write, unknown in (
@@ -155,7 +155,7 @@ def test_an_activation_that_is_an_argument_decides_in_every_library(tmp_path: Pa
     ):
         path = write(tmp_path / name)
         ran = in_process("eval", path, "--env", PENDULUM, "--episodes", "1", "--json")
-        decides = [each["what"] for each in ran.json()["ledger"] if each["decides"]]
+        decides = [row["what"] for row in ran.json()["ledger"] if row["decides"]]
         assert (ran.status, decides) == (len(unknown[:1]), unknown)
         # A conversion needs no activation.
         assert in_process("convert", path, str(tmp_path / f"{name}.npz"), "--json").status == 0
@@ -212,7 +212,7 @@ class TestConnections:
         ledger = in_process("eval", path, "--env", PENDULUM, "--episodes", "1", *FACTS, "--json").json()[
             "ledger"
         ]
-        values = [each["value"] for each in ledger if each["value"].startswith(sidecar.NO_RESIDUALS)]
+        values = [row["value"] for row in ledger if row["value"].startswith(sidecar.NO_RESIDUALS)]
         assert values == ([f"{sidecar.NO_RESIDUALS} in {', '.join(named)}"] if named else [])
         assert (ran.status, any(value in ran.out.splitlines()[1] for value in values)) == (0, bool(named))
 
@@ -252,7 +252,7 @@ def test_buffers_of_an_action_map_state_it(tmp_path: Path) -> None:
 
 
 def entries(ran: Ran) -> list[dict[str, Any]]:
-    return [each for each in ran.json()["ledger"] if each["what"] == STATISTICS and each["use"] != "used"]
+    return [row for row in ran.json()["ledger"] if row["what"] == STATISTICS and row["use"] != "used"]
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -275,9 +275,9 @@ def test_statistics_in_the_run_decide_and_the_hint_applies_them(
     ran = play(path)
     (entry,) = entries(ran)
     assert (ran.status, entry["use"], entry["decides"]) == (1, "not used", True)
-    found = play(path, *shlex.split(entry["hint"]))
-    assert (found.status, entries(found)) == (0, [])
-    assert found.json()["returns"] != ran.json()["returns"]
+    repeated = play(path, *shlex.split(entry["hint"]))
+    assert (repeated.status, entries(repeated)) == (0, [])
+    assert repeated.json()["returns"] != ran.json()["returns"]
 
 
 @pytest.mark.parametrize("place", ["other/normalizer.npz", "ppo_run/obs_norm.npz", "../normalizer.npz"])
@@ -302,7 +302,7 @@ def test_a_setting_that_needs_statistics_does_not_hide_the_file(tmp_path: Path) 
     write_statistics(tmp_path / "final" / "vecnormalize.pkl")
     ran = play(path)
     assert ran.status == 1
-    hints = [each["hint"] for each in entries(ran) if each["use"] == "not used"]
+    hints = [entry["hint"] for entry in entries(ran) if entry["use"] == "not used"]
     assert hints == [f"--obs-norm {tmp_path / 'final' / 'vecnormalize.pkl'}"]
 
 
@@ -319,8 +319,8 @@ def test_statistics_alone_are_assumed_to_be_limited_as_the_library_does(
     assert agent.known.obs_norm is not None
     assert agent.known.obs_norm["clip"] == (10.0 if library else None)
     assert any("obs_rms.pkl" in sentence for sentence in sidecar.assumption_sentences(agent.ledger))
-    given = restore_agent(path, facts=AgentFacts(obs_norm=str(file)))
-    assert given.known.obs_norm == agent.known.obs_norm
+    given_agent = restore_agent(path, facts=AgentFacts(obs_norm=str(file)))
+    assert given_agent.known.obs_norm == agent.known.obs_norm
 
 
 class TestSidecar:
@@ -335,10 +335,10 @@ class TestSidecar:
         target = tmp_path / "converted.safetensors"
         convert(str(source), str(target))
         assert NO_ACTIVATIONS in restore_agent(str(target)).ledger
-        given = tmp_path / "given.safetensors"
-        convert(str(source), str(given), facts=AgentFacts(activations="relu", head="tanh"))
+        inputs = tmp_path / "given.safetensors"
+        convert(str(source), str(inputs), facts=AgentFacts(activations="relu", head="tanh"))
         assert not [
-            each for each in restore_agent(str(given)).ledger if each.what == "activation" and each.open
+            entry for entry in restore_agent(str(inputs)).ledger if entry.what == "activation" and entry.open
         ]
 
     def test_the_question_about_observations_stays(self, tmp_path: Path) -> None:

@@ -88,8 +88,8 @@ def saved_by_keras(folder: Path) -> dict[str, Any]:
         if name.startswith("old_") and like_keras.tf_keras is None:
             continue
         model = getattr(like_keras, name)()
-        given = inputs(name, shape, words)
-        model(given)
+        batch = inputs(name, shape, words)
+        model(batch)
         scramble(model)
         file = folder / name
         if like_keras.FORMS[name] == "keras":
@@ -97,7 +97,7 @@ def saved_by_keras(folder: Path) -> dict[str, Any]:
             files[name] = f"{file}.weights.h5"
         else:
             files[name] = tf.train.Checkpoint(model).save(str(file))
-        np.save(f"{file}.npy", np.asarray(model(given)))
+        np.save(f"{file}.npy", np.asarray(model(batch)))
     gated = like_keras.gated()
     scramble(gated)
     gated.save(folder / "gated.keras")
@@ -116,10 +116,10 @@ def exact_outputs(name: str) -> Iterator[list[Any]]:
 
     model = getattr(like_keras, name)()
     scramble(model)
-    runner, given = model_child.wrap_model(model), inputs(name, *GIVEN[name])
+    runner, batch = model_child.wrap_model(model), inputs(name, *GIVEN[name])
     for exact, copied in ((True, False), (True, True), (False, False)):
-        runner.make_exact(["x"], [given], copied=copied)
-        ((_, array),) = runner.outputs(runner.call(["x"], [given], exact=exact))
+        runner.make_exact(["x"], [batch], copied=copied)
+        ((_, array),) = runner.outputs(runner.call(["x"], [batch], exact=exact))
         yield [array.dtype.name, float(array.astype(np.float64).sum())]
 
 
@@ -152,7 +152,7 @@ def filled_in_keras(folder: Path) -> dict[str, Any]:
     sys.path.insert(0, str(HERE))
     import like_keras
 
-    found = {}
+    errors = {}
     for name, (shape, words) in GIVEN.items():
         if name.startswith("old_") and like_keras.tf_keras is None:
             continue
@@ -162,22 +162,22 @@ def filled_in_keras(folder: Path) -> dict[str, Any]:
             factory, unnamed = f"like_keras:{name}", name == "u_net"
             done = fill(str(folder / f"{name}.pt"), target, form, factory, [shape], accept_order=unnamed)
         except CkpttoolError as error:
-            found[name] = {"error": str(error)}
+            errors[name] = {"error": str(error)}
             continue
         if done.digest is None:
-            found[name] = {"error": f"{done.report.unused} {done.report.missing} {done.report.notes}"}
+            errors[name] = {"error": f"{done.report.unused} {done.report.missing} {done.report.notes}"}
             continue
         # It has restored the file and asserted that all of it was consumed.
-        model, given = InThisProcess.last.session.runner.model, inputs(name, shape, words)
+        model, batch = InThisProcess.last.session.runner.model, inputs(name, shape, words)
         there = np.load(folder / f"torch_{name}.npy")
-        found[name] = {"error": None, "far": float(np.abs(np.asarray(model(given)) - there).max())}
+        errors[name] = {"error": None, "far": float(np.abs(np.asarray(model(batch)) - there).max())}
     target = str(folder / "back_gated.weights.h5")
     done = fill(str(folder / "traced_gated.pt"), target, "keras", "like_keras:gated")
     if done.digest is not None:
         outputs = np.asarray(InThisProcess.last.session.runner.model(SIX))
         far = float(np.abs(outputs - np.load(folder / "torch_gated.npy")).max())
-        found["gated"] = {"by": [match.by for match in done.matched], "far": far}
-    return found
+        errors["gated"] = {"by": [match.by for match in done.matched], "far": far}
+    return errors
 
 
 # In this process, where PyTorch is.
@@ -233,9 +233,9 @@ def test_a_twin_computes_what_keras_computes(name: str, told: tuple[Path, dict[s
     assert done.loaded
     model = twin()
     model.load_state_dict(torch.load(target), strict=True)
-    given = torch.tensor(inputs(name, *GIVEN[name]))
-    found = model.eval()(given).detach().numpy()
-    np.testing.assert_allclose(found, np.load(folder / f"{name}.npy"), atol=WITHIN, rtol=WITHIN)
+    batch = torch.tensor(inputs(name, *GIVEN[name]))
+    outputs = model.eval()(batch).detach().numpy()
+    np.testing.assert_allclose(outputs, np.load(folder / f"{name}.npy"), atol=WITHIN, rtol=WITHIN)
 
 
 def save_twins(folder: Path) -> None:
@@ -254,8 +254,8 @@ def save_twins(folder: Path) -> None:
                     value.uniform_(0.5, 2)
                 elif value.is_floating_point() and value.ndim == 1:
                     value.normal_(0, 0.3)
-            given = torch.tensor(inputs(name, *GIVEN[name]))
-            np.save(folder / f"torch_{name}.npy", model(given).numpy())
+            batch = torch.tensor(inputs(name, *GIVEN[name]))
+            np.save(folder / f"torch_{name}.npy", model(batch).numpy())
         torch.save(model.state_dict(), folder / f"{name}.pt")
     import like_small
 
@@ -366,9 +366,9 @@ def test_outputs_decide_from_keras_to_torch(told: tuple[Path, dict[str, Any]]) -
 @pytest.mark.torch
 @pytest.mark.tensorflow
 def test_outputs_decide_from_torch_to_keras(told: tuple[Path, dict[str, Any]]) -> None:
-    found = told[1]["filled_in_keras"]["gated"]
-    assert "outputs" in found["by"]
-    assert found["far"] < WITHIN
+    outcome = told[1]["filled_in_keras"]["gated"]
+    assert "outputs" in outcome["by"]
+    assert outcome["far"] < WITHIN
 
 
 # What is open, and what is wrong.
@@ -382,11 +382,11 @@ def arrays(tmp_path: Path, **named: np.ndarray) -> str:
 
 def dense(tmp_path: Path, *names: str, inputs: int = 4, outputs: int = 4) -> str:
     generator = np.random.default_rng(1)
-    found = {}
+    contents = {}
     for name in names:
-        found[f"{name}__kernel"] = generator.standard_normal((inputs, outputs)).astype(np.float32)
-        found[f"{name}__bias"] = generator.standard_normal(outputs).astype(np.float32)
-    return arrays(tmp_path, **found)
+        contents[f"{name}__kernel"] = generator.standard_normal((inputs, outputs)).astype(np.float32)
+        contents[f"{name}__bias"] = generator.standard_normal(outputs).astype(np.float32)
+    return arrays(tmp_path, **contents)
 
 
 def loaded(file: Path) -> dict[str, np.ndarray]:
@@ -398,13 +398,13 @@ def loaded(file: Path) -> dict[str, np.ndarray]:
 def test_what_no_name_and_no_order_decides_is_asked_for(tmp_path: Path) -> None:
     source, target = dense(tmp_path, "body", "head"), tmp_path / "out.pt"
     # An npz lists its arrays by name: their order says nothing.
-    found = fill(source, str(target), "torch", "like_small:Pair")
-    (group,) = found.ambiguous
+    error = fill(source, str(target), "torch", "like_small:Pair")
+    (group,) = error.ambiguous
     assert (group.sources, group.targets) == (("body", "head"), ("left", "right"))
-    assert not found.report.complete
+    assert not error.report.complete
     assert not target.exists()
-    found = fill(source, str(target), "torch", "like_small:Pair", match=("head=left", "body=right"))
-    assert [(m.source, m.target, m.by) for m in found.matched] == [
+    error = fill(source, str(target), "torch", "like_small:Pair", match=("head=left", "body=right"))
+    assert [(m.source, m.target, m.by) for m in error.matched] == [
         ("head", "left", "given"),
         ("body", "right", "given"),
     ]
@@ -415,16 +415,16 @@ def test_what_no_name_and_no_order_decides_is_asked_for(tmp_path: Path) -> None:
 def counted(tmp_path: Path) -> str:
     """Return a `.weights.h5` as Keras 3 writes one of a model with self.q1 and self.q2, two Sequentials."""
     file, number = tmp_path / "critics.weights.h5", 0
-    with h5py.File(file, "w") as made:
-        made.create_group("vars").attrs["name"] = "critics"
+    with h5py.File(file, "w") as archive:
+        archive.create_group("vars").attrs["name"] = "critics"
         for network in ("sequential", "sequential_1"):
-            made.create_group(f"layers/{network}/vars").attrs["name"] = network
+            archive.create_group(f"layers/{network}/vars").attrs["name"] = network
             for layer, outputs in (("dense", 4), ("dense_1", 1)):
-                held = made.create_group(f"layers/{network}/layers/{layer}/vars")
-                held.attrs["name"] = f"dense_{number}" if number else "dense"
+                group = archive.create_group(f"layers/{network}/layers/{layer}/vars")
+                group.attrs["name"] = f"dense_{number}" if number else "dense"
                 number += 1
-                held["0"] = np.full((4, outputs), number, np.float32)
-                held["1"] = np.full(outputs, number, np.float32)
+                group["0"] = np.full((4, outputs), number, np.float32)
+                group["1"] = np.full(outputs, number, np.float32)
     return str(file)
 
 
@@ -434,10 +434,10 @@ def test_networks_that_a_file_only_counts_are_paired_by_an_accepted_order(tmp_pa
     refused = fill(counted(tmp_path), str(target), "torch", "like_small:Critics")
     assert refused.digest is None
     assert not any(group.ordered for group in refused.ambiguous)
-    found = fill(counted(tmp_path), str(target), "torch", "like_small:Critics", accept_order=True)
-    assert {match.by for match in found.matched} == {"order"}
+    error = fill(counted(tmp_path), str(target), "torch", "like_small:Critics", accept_order=True)
+    assert {match.by for match in error.matched} == {"order"}
     assert {line["by"] for line in sidecar.read_sidecar(sidecar.sidecar_path(str(target))).rules} == {"order"}
-    assert any(line.startswith("order: ") for line in found.report.assumed)
+    assert any(line.startswith("order: ") for line in error.report.assumed)
     assert any(
         line.startswith("order: ") for line in sidecar.read_sidecar(sidecar.sidecar_path(str(target))).assumed
     )
@@ -450,9 +450,9 @@ def test_networks_that_a_file_only_counts_are_asked_for_where_numbers_say_anothe
     tmp_path: Path,
 ) -> None:
     source, target = counted(tmp_path), tmp_path / "out.pt"
-    found = fill(source, str(target), "torch", "like_small:CriticsTurned")
-    assert not found.matched
-    assert not found.report.complete
+    error = fill(source, str(target), "torch", "like_small:CriticsTurned")
+    assert not error.matched
+    assert not error.report.complete
     assert not target.exists()
     fill(source, str(target), "torch", "like_small:CriticsTurned", match=("sequential=q1",))
     assert fill(source, f"{target}2", "torch", "like_small:CriticsTurned", accept_order=True).digest
@@ -464,8 +464,8 @@ def test_what_stays_open_keeps_its_initial_values_if_that_is_allowed(tmp_path: P
     torch = pytest.importorskip("torch")
     target = tmp_path / "out.pt"
     torch.manual_seed(5)
-    found = fill(dense(tmp_path, "left"), str(target), "torch", "like_small:Pair", allow_missing=True)
-    assert found.report.missing == ("right/weight", "right/bias")
+    error = fill(dense(tmp_path, "left"), str(target), "torch", "like_small:Pair", allow_missing=True)
+    assert error.report.missing == ("right/weight", "right/bias")
     torch.manual_seed(5)
     sys.path.insert(0, str(HERE))
     import like_small
@@ -486,8 +486,8 @@ def test_one_name_and_two_shapes_is_told_with_both(tmp_path: Path, golden: Golde
 @pytest.mark.torch
 def test_shapes_that_fit_nothing_are_told_with_both(tmp_path: Path, golden: Golden) -> None:
     source = dense(tmp_path, "q", outputs=5)
-    found = fill(source, str(tmp_path / "out.pt"), "torch", "like_small:Named")
-    golden("\n".join(found.report.notes))
+    error = fill(source, str(tmp_path / "out.pt"), "torch", "like_small:Named")
+    golden("\n".join(error.report.notes))
 
 
 @pytest.mark.torch
@@ -513,10 +513,10 @@ def test_narrower_numbers_are_held_exactly(tmp_path: Path, golden: Golden) -> No
         torch.save({"fc.weight": weight, "fc.bias": torch.ones(4, dtype=dtype)}, tmp_path / "half.pt")
         target = tmp_path / f"out_{dtype}.pt"
         done = fill(str(tmp_path / "half.pt"), str(target), "torch", "like_small:Named")
-        found = torch.load(target)["fc.weight"]
-        assert found.dtype == torch.float32
-        assert torch.equal(found.nan_to_num(), weight.float().nan_to_num())
-        golden("\n".join(sorted({each.rule for each in done.report.mapped})))
+        filled_weight = torch.load(target)["fc.weight"]
+        assert filled_weight.dtype == torch.float32
+        assert torch.equal(filled_weight.nan_to_num(), weight.float().nan_to_num())
+        golden("\n".join(sorted({move.rule for move in done.report.mapped})))
 
 
 @pytest.mark.torch
@@ -530,12 +530,12 @@ def test_a_flattened_image_is_asked_for_and_seen_in_a_call(tmp_path: Path) -> No
         fc__bias=np.zeros(4, np.float32),
     )
     target = tmp_path / "out.pt"
-    found = fill(source, str(target), "torch", "like_small:Image")
-    assert any("--flatten" in note for note in found.report.notes)
+    error = fill(source, str(target), "torch", "like_small:Image")
+    assert any("--flatten" in note for note in error.report.notes)
     assert not target.exists()
     fill(source, str(target), "torch", "like_small:Image", [(1, 4, 5)])
-    wanted = kernel.reshape(2, 3, 2, 4).transpose(3, 2, 0, 1).reshape(4, 12)
-    assert (loaded(target)["fc.weight"] == wanted).all()
+    expected = kernel.reshape(2, 3, 2, 4).transpose(3, 2, 0, 1).reshape(4, 12)
+    assert (loaded(target)["fc.weight"] == expected).all()
     fill(
         source,
         str(tmp_path / "said.pt"),
@@ -543,13 +543,13 @@ def test_a_flattened_image_is_asked_for_and_seen_in_a_call(tmp_path: Path) -> No
         "like_small:Image",
         flatten=("fc=2,3,2",),
     )
-    assert (loaded(tmp_path / "said.pt")["fc.weight"] == wanted).all()
+    assert (loaded(tmp_path / "said.pt")["fc.weight"] == expected).all()
 
 
 @pytest.mark.torch
 def test_a_lazy_module_gets_its_shape_from_the_source(tmp_path: Path) -> None:
-    found = fill(dense(tmp_path, "fc", inputs=7), str(tmp_path / "out.pt"), "torch", "like_small:Lazy")
-    assert found.loaded
+    error = fill(dense(tmp_path, "fc", inputs=7), str(tmp_path / "out.pt"), "torch", "like_small:Lazy")
+    assert error.loaded
     assert loaded(tmp_path / "out.pt")["fc.weight"].shape == (4, 7)
 
 
@@ -622,9 +622,9 @@ def test_the_command_runs_the_users_code_in_another_process(tmp_path: Path) -> N
     command = ("convert", source, "out.pt", "--like", "own:Net", "--like-args", '{"width": 3}', "--json")
     ran = run(*command, cwd=tmp_path)
     assert ran.status == 0, ran.err
-    told = ran.json()
-    assert told["loaded"]
-    assert told["matched"] == [
+    document = ran.json()
+    assert document["loaded"]
+    assert document["matched"] == [
         {"source": "fc", "target": "0", "kind": "dense", "by": "only fit", "confidence": "medium"}
     ]
     assert run("digest", tmp_path / "out.pt", "--check", tmp_path / "out.pt.ckpttool.json").status == 0
@@ -648,7 +648,7 @@ def test_what_old_interpreters_run_is_written_for_them() -> None:
         for node in ast.walk(tree):
             assert not isinstance(node, ast.NamedExpr | ast.Match), file
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):  # a union of dicts is 3.9
-                assert not any(isinstance(each, ast.Dict | ast.DictComp) for each in (node.left, node.right))
+                assert not any(isinstance(item, ast.Dict | ast.DictComp) for item in (node.left, node.right))
         for newer in ("removeprefix", "removesuffix", "zip(", "cached_property"):  # strict is 3.10
             assert newer not in file.read_text(), (file, newer)
 
@@ -658,14 +658,14 @@ PACKAGE = ROOT / "ckpttool"
 
 def loaded_by(*files: Path) -> set[Path]:
     """Return the files of the package that are loaded when these are imported, themselves included."""
-    found: set[Path] = set()
+    paths: set[Path] = set()
     waiting = [*files]
     while waiting:
         file = waiting.pop()
-        if file not in found:
-            found.add(file)
+        if file not in paths:
+            paths.add(file)
             waiting += imported_files(ast.parse(file.read_text()).body)
-    return found
+    return paths
 
 
 def imported_files(body: list[ast.stmt]) -> Iterator[Path]:
@@ -675,7 +675,7 @@ def imported_files(body: list[ast.stmt]) -> Iterator[Path]:
             checked = "TYPE_CHECKING" in ast.unparse(node.test)
             yield from imported_files([*([] if checked else node.body), *node.orelse])
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ckpttool"):
-            names = [f"{node.module}.{each.name}" for each in node.names]
+            names = [f"{node.module}.{name.name}" for name in node.names]
             for name in (str(node.module), *names):
                 parts = name.split(".")[1:]
                 paths = [PACKAGE.joinpath(*parts).with_suffix(".py")] if parts else []
@@ -690,9 +690,9 @@ def test_a_hidden_layer_as_wide_as_the_flattened_image_takes_no_image() -> None:
     nn = torch.nn
     twice = [nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5)]
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Dropout(), *twice)
-    found = model_child.wrap_model(model).build([[3, 4, 4]], [])
-    orders = [found[id(layer)]["orders"]["in"] for layer in (twice[0], twice[2])]
-    assert orders[0] == {"parts": [[4, 4]], "index": [4 * place + c for c in range(4) for place in range(4)]}
+    facts = model_child.wrap_model(model).build([[3, 4, 4]], [])
+    orders = [facts[id(layer)]["orders"]["in"] for layer in (twice[0], twice[2])]
+    assert orders[0] == {"parts": [[4, 4]], "index": [4 * index + c for c in range(4) for index in range(4)]}
     assert orders[1] == {"parts": [[1, 16]], "index": None}
 
 
@@ -745,8 +745,8 @@ def test_a_norm_behind_a_flattened_image_is_reordered_with_it(tmp_path: Path, go
     assert done.digest is not None
     assert len(done.report.assumed) >= 2  # the source's orders, of the norm and of the dense layer
     state = torch.load(target, weights_only=True)
-    wanted = norm["bn/gamma"].reshape(6, 6, 4).transpose(2, 0, 1).reshape(-1)
-    np.testing.assert_array_equal(state["bn.weight"].numpy(), wanted)
+    expected = norm["bn/gamma"].reshape(6, 6, 4).transpose(2, 0, 1).reshape(-1)
+    np.testing.assert_array_equal(state["bn.weight"].numpy(), expected)
     # What the shapes cannot tell is said here as without --like.
     golden("\n".join(done.report.notes))
 
@@ -796,9 +796,9 @@ def test_a_layer_fills_the_other_form_of_it(one: str, other: str, tmp_path: Path
     done = fill(str(tmp_path / "source.pt"), str(tmp_path / "out.pt"), "torch", f"like_small:{other}")
     assert done.digest, (done.report.unused, done.report.missing, done.report.notes)
     target.load_state_dict(torch.load(tmp_path / "out.pt", weights_only=True))
-    given = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(2))
+    batch = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        assert torch.allclose(source(given), target(given), atol=WITHIN)
+        assert torch.allclose(source(batch), target(batch), atol=WITHIN)
 
 
 def test_an_attention_of_own_layers_goes_to_keras_where_the_kind_is_given(tmp_path: Path) -> None:
@@ -809,7 +809,7 @@ def test_an_attention_of_own_layers_goes_to_keras_where_the_kind_is_given(tmp_pa
     from ckpttool.commands.convert import convert
     from ckpttool.formats import open_checkpoint
 
-    found = {}
+    layers = {}
     for name in ATTENTIONS:
         model = like_small.Attention()
         torch.save(model.state_dict(), tmp_path / "first.pt")
@@ -817,10 +817,10 @@ def test_an_attention_of_own_layers_goes_to_keras_where_the_kind_is_given(tmp_pa
             fill(str(tmp_path / "first.pt"), str(tmp_path / f"{name}.pt"), "torch", f"like_small:{name}")
         source = "first.pt" if name == "Attention" else f"{name}.pt"
         pair = []
-        for given in ("first.pt", source):
+        for inputs in ("first.pt", source):
             target = str(tmp_path / f"{name}_{len(pair)}-1")
             done = convert(
-                str(tmp_path / given), target, to="tf", kinds=["attn=attention:2"], sync=False, verify=False
+                str(tmp_path / inputs), target, to="tf", kinds=["attn=attention:2"], sync=False, verify=False
             )
             assert done.report.complete, (done.report.unused, done.report.notes)
             tree = open_checkpoint(target).tree
@@ -831,8 +831,8 @@ def test_an_attention_of_own_layers_goes_to_keras_where_the_kind_is_given(tmp_pa
                     if "attn" in tree.names[path]
                 }
             )
-        found[name] = pair
-    for first, other in found.values():
+        layers[name] = pair
+    for first, other in layers.values():
         assert first == other
         assert len(first) == 8
 
@@ -879,8 +879,8 @@ def test_an_optimizer_has_the_order_of_the_filled_model(trained: str, tmp_path: 
     done = fill(str(tmp_path / "run.pt"), str(tmp_path / "out.pt"), "torch", "like_small:Named")
     assert not done.ledger
     assert len(done.load) == 3
-    held = torch.load(tmp_path / "out.pt", weights_only=True)
-    assert str(held["optimizer"]) == str(optimizer.state_dict())
+    contents = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert str(contents["optimizer"]) == str(optimizer.state_dict())
 
 
 @pytest.mark.torch
@@ -890,23 +890,23 @@ def test_an_optimizer_follows_a_model_with_another_order(tmp_path: Path) -> None
     import like_small
 
     def moments(net: Any, optimizer: Any) -> dict[str, Any]:
-        return {name: optimizer.state[each]["exp_avg"] for name, each in net.named_parameters()}
+        return {name: optimizer.state[parameter]["exp_avg"] for name, parameter in net.named_parameters()}
 
     net, other = like_small.Critics(), like_small.CriticsTurned()
     optimizer = torch.optim.Adam(net.parameters())
-    for each in net.parameters():
-        each.grad = torch.randn_like(each)
+    for parameter in net.parameters():
+        parameter.grad = torch.randn_like(parameter)
     optimizer.step()
     torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "run.pt")
     done = fill(str(tmp_path / "run.pt"), str(tmp_path / "out.pt"), "torch", "like_small:CriticsTurned")
     assert not done.ledger
-    held = torch.load(tmp_path / "out.pt", weights_only=True)
+    contents = torch.load(tmp_path / "out.pt", weights_only=True)
     mine = torch.optim.Adam(other.parameters())
-    other.load_state_dict(held["model"])
-    mine.load_state_dict(held["optimizer"])
-    wanted, found = moments(net, optimizer), moments(other, mine)
-    assert list(wanted) != list(found)
-    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    other.load_state_dict(contents["model"])
+    mine.load_state_dict(contents["optimizer"])
+    expected, actual = moments(net, optimizer), moments(other, mine)
+    assert list(expected) != list(actual)
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
 
 
 @pytest.mark.torch
@@ -925,7 +925,7 @@ def test_a_live_optimizer_of_another_class_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         filling.load_into(other, str(tmp_path / "run.pt"), optimizer=torch.optim.Adam(other.parameters()))
     assert str(other.state_dict()) == before
-    groups = [{"params": [each]} for each in other.parameters()]
+    groups = [{"params": [parameter]} for parameter in other.parameters()]
     mine = torch.optim.SGD(groups, 0.1)
     filling.load_into(other, str(tmp_path / "run.pt"), optimizer=mine)
     assert [group["momentum"] for group in mine.param_groups] == [0.5] * len(groups)
@@ -946,26 +946,26 @@ OWN_TENSORS = {
 @pytest.mark.torch
 def test_tables_and_row_biases_of_own_layers_fill_a_model(tmp_path: Path) -> None:
     draw = np.random.default_rng(3)
-    given = {name: draw.standard_normal(shape).astype(np.float32) for name, shape in OWN_TENSORS.items()}
-    np.savez(tmp_path / "own.npz", **given)
+    arrays = {name: draw.standard_normal(shape).astype(np.float32) for name, shape in OWN_TENSORS.items()}
+    np.savez(tmp_path / "own.npz", **arrays)
     target = tmp_path / "out.pt"
     done = fill(str(tmp_path / "own.npz"), str(target), "torch", "like_small:Tokens", from_="tf")
     assert done.report.complete, (done.report.unused, done.report.notes)
-    assert sum("words/weight" in each for each in done.report.assumed) == 1
-    made = loaded(target)
-    assert (made["words.weight"] == given["words/weight"]).all()
+    assert sum("words/weight" in sentence for sentence in done.report.assumed) == 1
+    contents = loaded(target)
+    assert (contents["words.weight"] == arrays["words/weight"]).all()
     for name in ("c_attn", "c_proj"):
-        assert (made[f"attn.{name}.weight"] == given[f"attn/{name}/weight"].T).all()
-        assert (made[f"attn.{name}.bias"] == given[f"attn/{name}/bias"][0]).all()
+        assert (contents[f"attn.{name}.weight"] == arrays[f"attn/{name}/weight"].T).all()
+        assert (contents[f"attn.{name}.bias"] == arrays[f"attn/{name}/bias"][0]).all()
 
 
 @pytest.mark.torch
 def test_a_table_whose_axes_are_equally_long_is_not_copied_by_its_shape(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", **{"table/weight": np.ones((4, 4), np.float32)})
-    found = fill(
+    error = fill(
         str(tmp_path / "own.npz"), str(tmp_path / "out.pt"), "torch", "like_small:Square", from_="tf"
     )
-    assert not found.report.complete
+    assert not error.report.complete
     assert not (tmp_path / "out.pt").exists()
 
 

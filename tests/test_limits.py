@@ -16,14 +16,14 @@ from tests.conftest import in_process, refused
 def test_the_record_is_frozen_and_every_limit_has_a_meaning() -> None:
     with pytest.raises(FrozenInstanceError):
         limits.current().members = 1  # type: ignore[misc]
-    assert all(each.metadata["meaning"] for each in fields(limits.Limits))
+    assert all(field.metadata["meaning"] for field in fields(limits.Limits))
 
 
 def test_limits_hold_inside_the_block_and_in_the_lanes_that_it_starts() -> None:
-    found = []
+    limits_seen = []
     with limits.using(replace(limits.Limits(), members=7)), WorkerThread() as lane:
-        lane.do(lambda: found.append(limits.current().members))
-    assert found == [7]
+        lane.do(lambda: limits_seen.append(limits.current().members))
+    assert limits_seen == [7]
     assert limits.current() == limits.Limits()
 
 
@@ -55,9 +55,9 @@ def test_the_error_names_the_limit() -> None:
 
 def test_the_command_lists_what_holds() -> None:
     listed = in_process("--limit", "members=3", "limits", "--json").json()["limits"]
-    found = {each["name"]: each for each in listed}
-    assert found["members"]["value"] == 3
-    assert found["members"]["default"] == limits.Limits().members
+    rows = {row["name"]: row for row in listed}
+    assert rows["members"]["value"] == 3
+    assert rows["members"]["default"] == limits.Limits().members
     text = in_process("--limit", "members=3", "limits").out
     assert "3 *" in text
     assert all(len(line) <= 80 for line in text.splitlines())

@@ -84,19 +84,19 @@ def walks(folder: Path) -> Any:
         for recursive in (True, False):
             for order in (None, lambda name: (len(name), name[::-1])):
                 for number, predicate in enumerate(predicates):
-                    wanted = predicate or (lambda _: True)
-                    theirs = list(
+                    selects = predicate or (lambda _: True)
+                    name = list(
                         root._flatten(recursive, predicate, attribute_traversal_key=order, with_path=True)
                     )
                     values = walk_values(root, live_trees.is_tf_module, recursive=recursive, order=order)
-                    ours = [
-                        (tuple(step.value for step in found.path), found.value)
-                        for found in values
-                        if wanted(found.value)
+                    own_walk = [
+                        (tuple(step.value for step in value.path), value.value)
+                        for value in values
+                        if selects(value.value)
                     ]
-                    compared, paths = compared + 1, paths + len(theirs)
-                    same = [p for p, _ in theirs] == [p for p, _ in ours]
-                    if not same or any(a is not b for (_, a), (_, b) in zip(theirs, ours, strict=True)):
+                    compared, paths = compared + 1, paths + len(name)
+                    same = [p for p, _ in name] == [p for p, _ in own_walk]
+                    if not same or any(a is not b for (_, a), (_, b) in zip(name, own_walk, strict=True)):
                         different.append([seed, recursive, number])
         tree = flatten_with_path(root, enter=live_trees.is_tf_module, predicate=predicates[1])
         every = {tuple(s.value for s in p) for p in tree}
@@ -109,10 +109,10 @@ def walks(folder: Path) -> Any:
 
 
 def test_paths_are_those_of_tf_module_in_the_same_order(live: Any) -> None:
-    told = live["walks"]
-    assert told["different"] == []
-    assert told["compared"] == 150 * 12
-    assert told["paths"] > 5_000
+    outcome = live["walks"]
+    assert outcome["different"] == []
+    assert outcome["compared"] == 150 * 12
+    assert outcome["paths"] > 5_000
 
 
 def keras_object(tf: Any, keras: Any, name: str) -> Any:
@@ -146,9 +146,9 @@ def keras_object(tf: Any, keras: Any, name: str) -> Any:
         return model
 
     def functional() -> Any:
-        seen, shared = keras.Input((3,)), layers.Dense(3)
+        inputs, shared = keras.Input((3,)), layers.Dense(3)
         inner = keras.Sequential([layers.Dense(2)], name="inner")
-        return keras.Model(seen, inner(shared(shared(seen))))
+        return keras.Model(inputs, inner(shared(shared(inputs))))
 
     def subclassed() -> Any:
         model = Subclassed()
@@ -163,20 +163,20 @@ def keras_object(tf: Any, keras: Any, name: str) -> Any:
         whole.some = {tf.Variable(2.0).ref()}
         return whole
 
-    made = {"sequential": sequential, "functional": functional, "subclassed": subclassed, "module": module}
-    return made[name]()
+    makers = {"sequential": sequential, "functional": functional, "subclassed": subclassed, "module": module}
+    return makers[name]()
 
 
 def _number(variables: dict[str, Any]) -> dict[str, float]:
     """Give every variable a value of its own; return those."""
     import numpy as np
 
-    given = {}
+    values = {}
     for number, (path, variable) in enumerate(variables.items(), start=2):
         kind = getattr(variable.dtype, "as_numpy_dtype", variable.dtype)
         variable.assign(np.full(tuple(variable.shape), number, kind))
-        given[path] = float(number)
-    return given
+        values[path] = float(number)
+    return values
 
 
 def _variables(tree: Any) -> dict[str, Any]:
@@ -193,39 +193,39 @@ def _value(variable: Any) -> float:
     return float(np.asarray(variable.numpy()).reshape(-1)[0])
 
 
-def _checked(tf: Any, made: Any, folder: Path, name: str) -> dict[str, Any]:
+def _checked(tf: Any, make: Any, folder: Path, name: str) -> dict[str, Any]:
     """Compare what is said of one object with what tf.train.Checkpoint does with numbered variables."""
-    model = made()
+    model = make()
     checkpoint = tf.train.Checkpoint(model=model)
-    given = _number(_variables(flatten_with_path(model, predicate=live_trees.is_variable)))
+    inputs = _number(_variables(flatten_with_path(model, predicate=live_trees.is_variable)))
     # What only a closure or a set leads to is no variable of the walk.
-    hidden = {name_of(row.path) for row in audit(model).unsaved} - given.keys()
+    hidden = {name_of(row.path) for row in audit(model).unsaved} - inputs.keys()
     file = checkpoint.save(str(folder / name / "ckpt"))
     reader = tf.train.load_checkpoint(file)
     values = {float(reader.get_tensor(key).reshape(-1)[0]) for key in _numeric(reader)}
-    saved_by_tf = sorted(path for path, value in given.items() if value in values)
+    saved_by_tf = sorted(path for path, value in inputs.items() if value in values)
     unsaved = {name_of(row.path) for row in audit(model).unsaved}
     stored = open_checkpoint(file).tree
-    other = made()
-    theirs = tf.train.Checkpoint(model=other)
+    other = make()
+    reference = tf.train.Checkpoint(model=other)
     before = _variables(flatten_with_path(other, predicate=live_trees.is_variable))
     for variable in before.values():
         variable.assign(variable * 0 - 1)
     # `restore` leaves a save counter behind: what is said of the object comes first.
-    said = audit(theirs, stored)
-    theirs.restore(file).expect_partial()
+    report = audit(reference, stored)
+    reference.restore(file).expect_partial()
     untouched = sorted(path for path, variable in before.items() if _value(variable) == -1)
-    pairs = compare_names(object_graph(theirs), stored)
-    graph = {path: leaf.array().reshape(-1)[0] for path, leaf in object_graph(theirs).tensors()}
+    pairs = compare_names(object_graph(reference), stored)
+    graph = {path: leaf.array().reshape(-1)[0] for path, leaf in object_graph(reference).tensors()}
     return {
         "saved_by_tf": saved_by_tf,
-        "saved_by_us": sorted(given.keys() - unsaved),
+        "saved_by_us": sorted(inputs.keys() - unsaved),
         "hidden": sorted(hidden),
         "untouched": untouched,
         "unsaved": sorted(unsaved - hidden),
-        "unfilled": [name_of(path) for path in said.unfilled],
-        "unused": [name_of(path) for path in said.unused],
-        "different": len(said.different),
+        "unfilled": [name_of(path) for path in report.unfilled],
+        "unused": [name_of(path) for path in report.unused],
+        "different": len(report.different),
         "compared": [pairs.equal, len(pairs.pairs)],
         "wrong": [
             name_of(live)
@@ -262,13 +262,13 @@ def keras_2(folder: Path) -> Any:
     import tf_keras as keras
 
     names = ["sequential", "functional", "subclassed", "module"]
-    found = {name: _checked(tf, partial(keras_object, tf, keras, name), folder, name) for name in names}
+    outcomes = {name: _checked(tf, partial(keras_object, tf, keras, name), folder, name) for name in names}
     for name in names:
         model = keras_object(tf, keras, name)
-        theirs = [path for path, _ in model._flatten(predicate=live_trees.is_variable, with_path=True)]
+        reference = [path for path, _ in model._flatten(predicate=live_trees.is_variable, with_path=True)]
         walk = walk_values(model, live_trees.is_tf_module)
-        ours = [tuple(s.value for s in f.path) for f in walk if live_trees.is_variable(f.value)]
-        found[name]["walk"] = [theirs == ours, len(theirs)]
+        own_walk = [tuple(s.value for s in f.path) for f in walk if live_trees.is_variable(f.value)]
+        outcomes[name]["walk"] = [reference == own_walk, len(reference)]
 
     # An optimizer of the old kind is asked for its slots.
     def legacy() -> Any:
@@ -279,15 +279,15 @@ def keras_2(folder: Path) -> Any:
         model.train_on_batch(np.zeros((4, 3)), np.zeros((4, 4)))
         return model
 
-    found["legacy"] = _checked(tf, legacy, folder, "legacy")
-    return found
+    outcomes["legacy"] = _checked(tf, legacy, folder, "legacy")
+    return outcomes
 
 
 @pytest.mark.parametrize("keras", ["keras_3", "keras_2"])
 def test_what_is_said_to_be_saved_is_what_tensorflow_saves(keras: str, tmp_path: Path) -> None:
     tensorflow_child.require("keras" if keras == "keras_3" else "tf_keras")
-    told = tensorflow_child.run(__file__, keras, tmp_path)
-    for name, row in told.items():
+    rows = tensorflow_child.run(__file__, keras, tmp_path)
+    for name, row in rows.items():
         assert row["saved_by_us"] == row["saved_by_tf"], name
         assert row["untouched"] == row["unsaved"], name
         assert (row["unfilled"], row["unused"], row["different"], row["wrong"]) == ([], [], 0, []), name
@@ -296,14 +296,14 @@ def test_what_is_said_to_be_saved_is_what_tensorflow_saves(keras: str, tmp_path:
         assert row["saved_by_tf"], name
         assert row["lacking"] == [], name
         assert row.get("walk", [True])[0], name
-    assert told["subclassed"]["hidden"] == ["hidden/value"]
-    assert told["module"]["hidden"] == ["some/0/_wrapped"]
+    assert rows["subclassed"]["hidden"] == ["hidden/value"]
+    assert rows["module"]["hidden"] == ["some/0/_wrapped"]
     # Keras 3 keeps lists and dicts of layers in containers that TensorFlow does not track.
-    blocks = [path for path in told["subclassed"]["unsaved"] if path.startswith("blocks/")]
+    blocks = [path for path in rows["subclassed"]["unsaved"] if path.startswith("blocks/")]
     assert len(blocks) == (4 if keras == "keras_3" else 0)
-    assert told["sequential"]["live_slots"] == (8 if keras == "keras_3" else told["sequential"]["slots"])
+    assert rows["sequential"]["live_slots"] == (8 if keras == "keras_3" else rows["sequential"]["slots"])
     if keras == "keras_2":
-        assert told["legacy"]["live_slots"] == 4
+        assert rows["legacy"]["live_slots"] == 4
 
 
 def partial_restore(folder: Path) -> Any:
@@ -324,7 +324,7 @@ def partial_restore(folder: Path) -> Any:
     for variable in live.variables:
         variable.assign([-1.0])
     stored = open_checkpoint(file).tree
-    said = audit(live, stored)
+    report = audit(live, stored)
     tf.train.Checkpoint(live).restore(file).expect_partial()
     untouched = [
         path for path, v in live._flatten(True, live_trees.is_variable, with_path=True) if float(v[0]) == -1
@@ -342,9 +342,9 @@ def partial_restore(folder: Path) -> Any:
     narrow.a.w = tf.Variable([1.0, 2.0], dtype=tf.float64)
     return {
         "untouched": sorted("/".join(map(str, path)) for path in untouched),
-        "unfilled": sorted(map(name_of, said.unfilled)),
+        "unfilled": sorted(map(name_of, report.unfilled)),
         "unread": unread,
-        "unused": [name_of(path) for path in said.unused],
+        "unused": [name_of(path) for path in report.unused],
         "refused": {name_of(path): why for path, why in refused.items()},
         "reason": reason,
         "different": [row.document() for row in audit(narrow, stored).different],
@@ -352,17 +352,17 @@ def partial_restore(folder: Path) -> Any:
 
 
 def test_a_partial_restore_is_foretold(live: Any) -> None:
-    told = live["partial_restore"]
-    assert told["unfilled"] == told["untouched"] == ["c/w", "listed/2"]
-    assert told["unused"] == ["a/w"]
+    outcome = live["partial_restore"]
+    assert outcome["unfilled"] == outcome["untouched"] == ["c/w", "listed/2"]
+    assert outcome["unused"] == ["a/w"]
     # TensorFlow's save counter is taken by the Checkpoint, not by the object.
-    assert sorted(set(told["unread"]) - {"save_counter"}) == ["a/w"]
-    (place, why), *others = told["refused"].items()
-    assert place == "listed"
+    assert sorted(set(outcome["unread"]) - {"save_counter"}) == ["a/w"]
+    (path, why), *others = outcome["refused"].items()
+    assert path == "listed"
     assert not others
-    assert told["reason"].strip().startswith(why)
+    assert outcome["reason"].strip().startswith(why)
     live, stored = ({"dtype": "float64", "shape": [2]}, {"dtype": "float32", "shape": [1]})
-    assert told["different"] == [{"path": "a/w", "live": live, "stored": stored}]
+    assert outcome["different"] == [{"path": "a/w", "live": live, "stored": stored}]
 
 
 def values(folder: Path) -> Any:
@@ -417,12 +417,12 @@ def values(folder: Path) -> Any:
 
 
 def test_values_are_read_and_a_live_object_is_saved(live: Any) -> None:
-    told = live["values"]
-    assert told["wrong"] == []
-    assert told["text"] == ["a", "\u00e9"]
-    assert told["odd"] == [2]
-    assert "ResourceVariable" in told["graph"]
-    assert told["restored"][0] == told["restored"][1] == told["restored"][2] == [1.0, 2.0, 1.0]
+    outcome = live["values"]
+    assert outcome["wrong"] == []
+    assert outcome["text"] == ["a", "\u00e9"]
+    assert outcome["odd"] == [2]
+    assert "ResourceVariable" in outcome["graph"]
+    assert outcome["restored"][0] == outcome["restored"][1] == outcome["restored"][2] == [1.0, 2.0, 1.0]
 
 
 def mixed(folder: Path) -> Any:
@@ -447,12 +447,12 @@ def mixed(folder: Path) -> Any:
 
 
 def test_layers_of_keras_3_are_entered_where_tensorflow_stops(live: Any) -> None:
-    told = live["mixed"]
-    assert told["theirs"] == ["a", "z/w"]
-    assert told["ours"] == ["a", "net/_layers/1/_kernel", "net/_layers/1/bias", "z/w"]
-    assert told["modules"][:2] == ["net", "z"]
-    assert told["agent"][:2] == ["checkpoint/net/_layers/1/_kernel", "checkpoint/net/_layers/1/bias"]
-    assert told["names"] == ["sequential/dense/kernel", "sequential/dense/bias"]
+    outcome = live["mixed"]
+    assert outcome["theirs"] == ["a", "z/w"]
+    assert outcome["ours"] == ["a", "net/_layers/1/_kernel", "net/_layers/1/bias", "z/w"]
+    assert outcome["modules"][:2] == ["net", "z"]
+    assert outcome["agent"][:2] == ["checkpoint/net/_layers/1/_kernel", "checkpoint/net/_layers/1/bias"]
+    assert outcome["names"] == ["sequential/dense/kernel", "sequential/dense/bias"]
 
 
 def moved_entries(folder: Path) -> dict[str, bool]:
@@ -488,12 +488,12 @@ def moved_entries(folder: Path) -> dict[str, bool]:
         trace.border(x, -1)
         first = int(trace.entries(x).min())
         with trace.following():
-            made = operation()
-        expected = made.numpy().astype(int) + first
+            outcome = operation()
+        expected = outcome.numpy().astype(int) + first
         followed[name] = (
             not trace.failed
-            and trace.is_followed(made)
-            and bool(np.array_equal(trace.entries(made), expected))
+            and trace.is_followed(outcome)
+            and bool(np.array_equal(trace.entries(outcome), expected))
         )
     return followed
 

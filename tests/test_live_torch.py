@@ -82,8 +82,8 @@ def keys(tree: Tree) -> list[str]:
 
 
 def same(array: np.ndarray, tensor: Any) -> bool:
-    wanted = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return bool(array.tobytes() == wanted.tobytes() and array.shape == tuple(tensor.shape))
+    expected = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return bool(array.tobytes() == expected.tobytes() and array.shape == tuple(tensor.shape))
 
 
 def test_own_leaves_come_before_modules_and_names_are_sorted() -> None:
@@ -112,12 +112,12 @@ def test_roles_say_what_is_trained_and_what_is_kept() -> None:
 
 def test_keys_are_those_of_state_dict() -> None:
     net = Net()
-    wanted = net.state_dict()
-    assert keys(state_dict(net)) == sorted(wanted)
-    assert [leaf.key for _, leaf in state_dict(net).tensors()] == [k for k in wanted if "tied" not in k]
-    assert set(keys(flatten_with_path(net))) - {"mask"} == set(wanted)
+    expected = net.state_dict()
+    assert keys(state_dict(net)) == sorted(expected)
+    assert [leaf.key for _, leaf in state_dict(net).tensors()] == [k for k in expected if "tied" not in k]
+    assert set(keys(flatten_with_path(net))) - {"mask"} == set(expected)
     for _, leaf in state_dict(net).tensors():
-        assert same(leaf.array(), wanted[leaf.key])
+        assert same(leaf.array(), expected[leaf.key])
 
 
 def test_what_is_kept_twice_has_the_key_of_state_dict() -> None:
@@ -197,9 +197,9 @@ def test_the_state_of_an_optimizer_belongs_to_parameters() -> None:
     optimizer.step()
     tree = flatten_with_path({"net": net, "optimizer": optimizer})
     stored = optimizer.state_dict()["state"]
-    found = {path: leaf for path, leaf in tree.tensors() if path[0] == key("optimizer")}
-    assert {path[2:] for path in found} == {(key(n), key(k)) for n in stored for k in stored[n]}
-    for path, leaf in found.items():
+    slots = {path: leaf for path, leaf in tree.tensors() if path[0] == key("optimizer")}
+    assert {path[2:] for path in slots} == {(key(n), key(k)) for n in stored for k in stored[n]}
+    for path, leaf in slots.items():
         number, kind = path[2].value, path[3].value
         assert same(leaf.array(), stored[number][kind])
         if kind != "step":
@@ -241,8 +241,8 @@ def test_what_was_not_registered_is_told_with_its_reason(golden: Golden) -> None
     net.act = lambda x, d=default: x + captured + d
     net.again = [net.l1]
     net.mean = np.zeros(7)
-    told = {display(row.path): row.reason for row in audit(net).unsaved}
-    golden("\n".join(f"{path}: {reason}" for path, reason in sorted(told.items())))
+    reasons = {display(row.path): row.reason for row in audit(net).unsaved}
+    golden("\n".join(f"{path}: {reason}" for path, reason in sorted(reasons.items())))
     row = next(row for row in audit(net).unsaved if row.path[-1] == attr("plain"))
     assert (row.dtype, row.shape) == ("float32", (2,))
     assert row.document()["keys"] == [{"attr": "plain"}]
@@ -268,28 +268,28 @@ def test_a_restore_reaches_what_load_state_dict_reports(data: st.DataObject) -> 
     sizes = st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.sampled_from([1, 2]), max_size=4)
 
     def module(depth: int) -> Any:
-        made = nn.Module()
+        net = nn.Module()
         for name, size in data.draw(sizes).items():
             if depth and size == 2:
-                setattr(made, name, module(depth - 1))
+                setattr(net, name, module(depth - 1))
             elif data.draw(st.booleans()):
-                made.register_buffer(name, torch.zeros(size), persistent=data.draw(st.booleans()))
+                net.register_buffer(name, torch.zeros(size), persistent=data.draw(st.booleans()))
             else:
-                setattr(made, name, nn.Parameter(torch.zeros(size)))
-        return made
+                setattr(net, name, nn.Parameter(torch.zeros(size)))
+        return net
 
     live, other = module(2), module(2)
     stored = {name: tensor for name, tensor in other.state_dict().items() if tensor.ndim == 1}
     fits = {n: t for n, t in stored.items() if live.state_dict().get(n, t).shape == t.shape}
-    said = live.load_state_dict(fits, strict=False)
-    missing = sorted(set(said.missing_keys) - (stored.keys() - fits.keys()))
-    found = audit(live, state_dict(other))
-    assert sorted(".".join(str(s.value) for s in path) for path in found.unfilled) == missing
-    assert sorted(str(path[0].value) for path in found.unused) == sorted(said.unexpected_keys)
-    assert sorted(str(row.path[0].value) for row in found.different) == sorted(stored.keys() - fits.keys())
+    keys = live.load_state_dict(fits, strict=False)
+    missing = sorted(set(keys.missing_keys) - (stored.keys() - fits.keys()))
+    report = audit(live, state_dict(other))
+    assert sorted(".".join(str(s.value) for s in path) for path in report.unfilled) == missing
+    assert sorted(str(path[0].value) for path in report.unused) == sorted(keys.unexpected_keys)
+    assert sorted(str(row.path[0].value) for row in report.different) == sorted(stored.keys() - fits.keys())
     by_trees = compare_names(state_dict(live), state_dict(other))
     assert sorted(str(path[0].value) for path in by_trees.unfilled) == missing
-    assert sorted(str(path[0].value) for path in by_trees.unused) == sorted(said.unexpected_keys)
+    assert sorted(str(path[0].value) for path in by_trees.unused) == sorted(keys.unexpected_keys)
 
 
 def test_a_live_module_is_the_skeleton_of_its_checkpoint(tmp_path: Path, golden: Golden) -> None:

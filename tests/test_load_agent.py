@@ -121,30 +121,30 @@ def test_an_agent_acts_as_its_library_does(
     made: tuple[Path, dict[str, Any]], name: str, backend: str
 ) -> None:
     folder, answer = made
-    obs, wanted = np.array(answer["obs"], np.float32), answer[name]
+    obs, expected = np.array(answer["obs"], np.float32), answer[name]
     with ckpttool.load_agent(str(folder / f"{name}.zip"), backend=backend) as agent:
         actions, state = agent.predict(obs)
         assert state is None
-        np.testing.assert_allclose(actions, wanted["actions"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(actions, expected["actions"], rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(agent.act(obs), actions)
         first = agent.act(obs[0])
-        assert np.shape(first) == np.shape(wanted["first"])
-        np.testing.assert_allclose(first, wanted["first"], rtol=1e-5, atol=1e-6)
+        assert np.shape(first) == np.shape(expected["first"])
+        np.testing.assert_allclose(first, expected["first"], rtol=1e-5, atol=1e-6)
         assert agent.action_space.contains(first.astype(agent.action_space.dtype))
         assert agent.observation_space.low.tolist() == [-5] * 3
         assert agent.observation_space.high.tolist() == [5] * 3
         assert (actions.dtype == np.int64) == (agent.choices is not None)
-        if "values" in wanted:
-            np.testing.assert_allclose(agent.value(obs), wanted["values"], rtol=1e-5, atol=1e-6)
-        if "qs" in wanted:
-            found = agent.q_values(obs, np.zeros((200, 2)))
-            np.testing.assert_allclose(found, wanted["qs"], rtol=1e-5, atol=1e-6)
-        if "scores" in wanted:
+        if "values" in expected:
+            np.testing.assert_allclose(agent.value(obs), expected["values"], rtol=1e-5, atol=1e-6)
+        if "qs" in expected:
+            values = agent.q_values(obs, np.zeros((200, 2)))
+            np.testing.assert_allclose(values, expected["qs"], rtol=1e-5, atol=1e-6)
+        if "scores" in expected:
             # The library's logits are normalised to probabilities of sum 1.
-            ours, theirs = agent.scores(obs), np.array(wanted["scores"])
+            own_scores, reference = agent.scores(obs), np.array(expected["scores"])
             if name != "dqn":
-                ours = ours - np.logaddexp.reduce(ours, axis=-1, keepdims=True)
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+                own_scores = own_scores - np.logaddexp.reduce(own_scores, axis=-1, keepdims=True)
+            np.testing.assert_allclose(own_scores, reference, rtol=1e-5, atol=1e-5)
 
 
 @needs_library
@@ -154,24 +154,24 @@ def test_a_gaussian_policy_draws_from_the_distribution_of_its_library(
     made: tuple[Path, dict[str, Any]], name: str, backend: str
 ) -> None:
     folder, answer = made
-    obs, wanted = np.array(answer["obs"], np.float32), answer[name]
+    obs, expected = np.array(answer["obs"], np.float32), answer[name]
     agent = ckpttool.load_agent(str(folder / f"{name}.zip"), backend=backend)
     mean, std = agent.distribution(obs)
-    np.testing.assert_allclose(mean, wanted["mean"], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(std, wanted["std"], rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(mean, expected["mean"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(std, expected["std"], rtol=1e-5, atol=1e-12)
     # The density of the library: normal, and for SAC that of tanh of a normal number.
-    asked = np.random.default_rng(2).uniform(-0.9, 0.9, (200, 2)).astype("f4").astype("f8")
-    raw = np.arctanh(asked) if name == "sac" else asked
-    each = -0.5 * ((raw - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)
-    squashed = np.log(1 - asked**2 + 1e-6) if name == "sac" else 0
-    shown = (each - squashed).sum(axis=1)
-    np.testing.assert_allclose(shown, wanted["log_prob"], rtol=1e-4)
+    asked_actions = np.random.default_rng(2).uniform(-0.9, 0.9, (200, 2)).astype("f4").astype("f8")
+    raw = np.arctanh(asked_actions) if name == "sac" else asked_actions
+    log_density = -0.5 * ((raw - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)
+    squashed = np.log(1 - asked_actions**2 + 1e-6) if name == "sac" else 0
+    shown = (log_density - squashed).sum(axis=1)
+    np.testing.assert_allclose(shown, expected["log_prob"], rtol=1e-4)
     # The same noise gives the library's action.
     agent.seed(9)
-    np.testing.assert_allclose(agent.act(obs, deterministic=False), wanted["sample"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(agent.act(obs, deterministic=False), expected["sample"], rtol=1e-4, atol=1e-5)
     agent.seed(9)
     single, _ = agent.predict(obs[0], deterministic=False)
-    np.testing.assert_allclose(single, wanted["sample"][0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(single, expected["sample"][0], rtol=1e-4, atol=1e-5)
 
 
 @needs_library
@@ -218,12 +218,12 @@ def test_an_agent_is_compared_with_its_own_onnx_file(
     source, target = str(made[0] / f"{name}.zip"), str(tmp_path / "a.onnx")
     ckpttool.convert(source, target, to="onnx")
     for order in ((source, target), (target, source)):
-        found = ckpttool.verify(*order)
+        verification = ckpttool.verify(*order)
         first = {"dqn": "critic/q1" if order[0] == source else "actor"}.get(name, "actor")
-        assert [(each.name, each.within) for each in found.networks] == [(first, True)]
-        assert found.within
+        assert [(network.name, network.within) for network in verification.networks] == [(first, True)]
+        assert verification.within
     if name == "dqn":
-        assert found.networks[0].n == 1000
+        assert verification.networks[0].n == 1000
         other = ckpttool.verify(str(made[0] / "ppo.zip"), target)  # a policy of the same sizes
         assert not other.within
 
@@ -279,9 +279,9 @@ def test_tensors_stay_tensors(made: tuple[Path, dict[str, Any]]) -> None:
     for backend in ("numpy", "torch"):
         for name in ("sac", "dqn"):
             agent = ckpttool.load_agent(str(folder / f"{name}.zip"), backend=backend)
-            found = agent.act(torch.from_numpy(obs))
-            assert isinstance(found, torch.Tensor)
-            np.testing.assert_allclose(found.numpy(), agent.act(obs), rtol=1e-6, atol=1e-6)
+            actions = agent.act(torch.from_numpy(obs))
+            assert isinstance(actions, torch.Tensor)
+            np.testing.assert_allclose(actions.numpy(), agent.act(obs), rtol=1e-6, atol=1e-6)
             assert agent.act(torch.from_numpy(obs[0])).shape == agent.act(obs[0]).shape
 
 
@@ -294,9 +294,9 @@ def test_on_the_agents_device_nothing_is_copied(made: tuple[Path, dict[str, Any]
     agent = ckpttool.load_agent(str(folder / "sac.zip"), backend="torch")
     obs = torch.tensor(answer["obs"], dtype=torch.float32)
     agent.act(obs)
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
         agent.act(obs)
-    assert not {each.key for each in seen.key_averages()} & {"aten::_to_copy", "aten::item"}
+    assert not {event.key for event in profiler.key_averages()} & {"aten::_to_copy", "aten::item"}
 
 
 def test_an_agent_without_bounds_names_what_is_missing(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_an_agent_without_bounds_names_what_is_missing(tmp_path: Path) -> None:
     assert "bounds" in caught.value.message
     agent = ckpttool.load_agent(str(target), "Pendulum-v1")
     assert agent.action_space.high.tolist() == [2.0]
-    assert any("action bounds" in each for each in agent.assumed)
+    assert any("action bounds" in sentence for sentence in agent.assumed)
 
 
 def test_observations_of_another_shape_are_refused() -> None:
@@ -365,20 +365,20 @@ def test_facts_include_the_choices_of_the_environment(tmp_path: Path) -> None:
 def test_several_threads_get_the_actions_of_their_own_observations() -> None:
     agent = ckpttool.load_agent(SAMPLE)
     rows = np.random.default_rng(0).normal(size=(8, 50, 3)).astype(np.float32)
-    wanted = [agent.act(each) for each in rows]
-    found: dict[int, list[np.ndarray]] = {}
+    expected = [agent.act(row) for row in rows]
+    result: dict[int, list[np.ndarray]] = {}
 
     def work(number: int) -> None:
-        found[number] = [agent.act(rows[number]) for _ in range(50)]
+        result[number] = [agent.act(rows[number]) for _ in range(50)]
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    for number, every in found.items():
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, every in result.items():
         for actions in every:
-            np.testing.assert_array_equal(actions, wanted[number])
+            np.testing.assert_array_equal(actions, expected[number])
 
 
 @pytest.mark.parametrize(
@@ -412,12 +412,12 @@ def test_a_linear_q_network_plays(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(4, 2))
     torch.save(net.state_dict(), tmp_path / "q_net.pt")
-    found = ckpttool.evaluate(str(tmp_path / "q_net.pt"), "CartPole-v1", ckpttool.Protocol(episodes=3))
-    assert any("argmax" in each for each in found.assumed)
+    evaluation = ckpttool.evaluate(str(tmp_path / "q_net.pt"), "CartPole-v1", ckpttool.Protocol(episodes=3))
+    assert any("argmax" in sentence for sentence in evaluation.assumed)
     obs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
-    wanted = net(torch.from_numpy(obs)).argmax(1).numpy()
+    expected = net(torch.from_numpy(obs)).argmax(1).numpy()
     np.testing.assert_array_equal(
-        ckpttool.load_agent(str(tmp_path / "q_net.pt"), "CartPole-v1").act(obs), wanted
+        ckpttool.load_agent(str(tmp_path / "q_net.pt"), "CartPole-v1").act(obs), expected
     )
 
 
@@ -457,13 +457,13 @@ print(json.dumps(answer))
 @needs_library
 @pytest.mark.corpus
 def test_the_agents_of_the_zoo_predict_as_their_library(corpus: Path) -> None:
-    files = [str(each) for each in sorted((corpus / "torch/sb3_zoo").glob("*/*/*.zip"))]
+    files = [str(path) for path in sorted((corpus / "torch/sb3_zoo").glob("*/*/*.zip"))]
     answer = warm_sb3.asked(ZOO, json.dumps(files))
     assert len(answer) >= 15
-    for file, (obs, wanted) in answer.items():
+    for file, (obs, known) in answer.items():
         for backend in ("numpy", "torch"):
             agent = ckpttool.load_agent(file, backend=backend)
-            found, _ = agent.predict(np.array(obs, np.float32))
+            actions, _ = agent.predict(np.array(obs, np.float32))
             # Rounding is relative to the mean before it is limited, which is up to ten times the action.
-            scale = max(1.0, float(np.abs(wanted).max()))
-            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * scale, err_msg=f"{file} {backend}")
+            scale = max(1.0, float(np.abs(known).max()))
+            np.testing.assert_allclose(actions, known, rtol=0, atol=1e-5 * scale, err_msg=f"{file} {backend}")

@@ -58,7 +58,7 @@ def unchanged(model: Any, before: dict[str, Any]) -> bool:
 
 def test_a_torch_model_is_filled_from_tensorflow_by_rule() -> None:
     model = net(*ACTOR)
-    held = model["l1"].weight
+    weight = model["l1"].weight
     done = ckpttool.load_into(model, TF, part="policy/actor")
     assert done.loaded
     assert done.complete
@@ -68,17 +68,17 @@ def test_a_torch_model_is_filled_from_tensorflow_by_rule() -> None:
     assert [(m.source, m.target, m.kind, m.by) for m in done.matched] == [
         (f"l{n}", f"l{n}", "dense", "name") for n in (1, 2, 3)
     ]
-    rules = {each.target: (each.source, each.rule) for each in done.report.mapped}
+    rules = {move.target: (move.source, move.rule) for move in done.report.mapped}
     assert rules["l1/weight"] == ("policy/actor/l1/kernel", "transpose")
     assert rules["l1/bias"] == ("policy/actor/l1/bias", "keep")
     # In place: optimizers that hold the parameter go on with it.
-    assert model["l1"].weight is held
+    assert model["l1"].weight is weight
     stored = ckpttool.open(TF)["policy/actor"]
     for n in (1, 2, 3):
         assert np.array_equal(model[f"l{n}"].weight.detach().numpy().T, stored[f"l{n}/kernel"].numpy())
         assert np.array_equal(model[f"l{n}"].bias.detach().numpy(), stored[f"l{n}/bias"].numpy())
-    assert held.grad_fn is None
-    assert held.requires_grad
+    assert weight.grad_fn is None
+    assert weight.requires_grad
 
 
 def test_types_and_memory_of_the_model_stay() -> None:
@@ -88,26 +88,26 @@ def test_types_and_memory_of_the_model_stay() -> None:
     assert [m.by for m in done.matched] == ["only fit"] * 3
     assert done.cast == ("0/weight", "0/bias", "2/weight", "2/bias", "4/weight", "4/bias")
     assert places == [parameter.data_ptr() for parameter in model.parameters()]
-    wanted = ckpttool.open(PT)["actor/l1/weight"].torch().to(torch.bfloat16)
-    assert torch.equal(model[0].weight, wanted)
+    expected = ckpttool.open(PT)["actor/l1/weight"].torch().to(torch.bfloat16)
+    assert torch.equal(model[0].weight, expected)
 
 
 def test_a_network_of_an_agent_is_found_by_its_canonical_name(golden: Golden) -> None:
-    ours = net(*ACTOR)
-    done = ckpttool.load_into(ours, TF, part="actor")
+    own_net = net(*ACTOR)
+    done = ckpttool.load_into(own_net, TF, part="actor")
     golden(done.report.notes[0])
     assert done.report.mapped[0].source.startswith("policy/actor/")
     critic = net(4, 64, 64, 1)
     assert ckpttool.load_into(critic, PT, layout="auto", part="critic/q2").complete
-    wanted = ckpttool.open(PT).module("critic")
+    expected = ckpttool.open(PT).module("critic")
     assert any(
-        np.array_equal(critic["l1"].weight.detach().numpy(), h.numpy()) for h in wanted.tensors().values()
+        np.array_equal(critic["l1"].weight.detach().numpy(), h.numpy()) for h in expected.tensors().values()
     )
     with pytest.raises(UsageError) as caught:
-        ckpttool.load_into(ours, PT, layout="auto", part="critics")
+        ckpttool.load_into(own_net, PT, layout="auto", part="critics")
     golden(caught.value)
     with pytest.raises(UsageError) as caught:
-        ckpttool.load_into(ours, PT, layout="cleanrl")
+        ckpttool.load_into(own_net, PT, layout="cleanrl")
     golden(caught.value)
 
 
@@ -140,9 +140,9 @@ def test_nothing_changes_unless_all_is_filled(model: Any, options: Any, golden: 
 def test_what_fits_is_filled_where_that_is_wanted() -> None:
     model = net(5, 64, 64, 1)
     before = state(model)
-    told = ckpttool.load_into(model, PT, part="actor", dry_run=True)
+    dry = ckpttool.load_into(model, PT, part="actor", dry_run=True)
     assert unchanged(model, before)
-    assert (told.loaded, told.complete, told.filled) == (False, False, 4)
+    assert (dry.loaded, dry.complete, dry.filled) == (False, False, 4)
     done = ckpttool.load_into(model, PT, part="actor", strict=False)
     assert done.loaded
     assert done.report.missing == ("l1/weight", "l1/bias")
@@ -160,7 +160,7 @@ def test_what_fits_is_filled_where_that_is_wanted() -> None:
     assert document["matched"][0]["confidence"] == "high"
     assert not document["verification"]["verified"]
     assert document["verification"]["reason"].startswith("a part of the checkpoint was used")
-    assert {**document, "loaded": False, "verification": None} == told.document()
+    assert {**document, "loaded": False, "verification": None} == dry.document()
 
 
 def test_names_that_say_nothing_are_paired_by_the_caller(tmp_path: Path, golden: Golden) -> None:
@@ -236,8 +236,8 @@ def test_a_tensor_that_cannot_change_gives_the_others_back(tmp_path: Path, golde
 def test_a_model_on_a_gpu_stays_there() -> None:
     model = net(*ACTOR).cuda()
     assert ckpttool.load_into(model, PT, part="actor").complete
-    wanted = ckpttool.open(PT)["actor/l1/weight"].torch("cuda")
-    assert torch.equal(model["l1"].weight, wanted)
+    expected = ckpttool.open(PT)["actor/l1/weight"].torch("cuda")
+    assert torch.equal(model["l1"].weight, expected)
 
 
 def test_a_model_without_memory_is_refused(golden: Golden) -> None:
@@ -284,9 +284,9 @@ def test_a_checkpoint_is_compared_with_a_live_model(tmp_path: Path, golden: Gold
     assert (same.right, same.formats) == ("a live Sequential", ("tensor_bundle", "live"))
     with torch.no_grad():
         model[2].weight[5, 7] += 0.5
-    found = ckpttool.diff(model, TF, part="actor")
-    (changed,) = found.changed
-    assert (changed.path, found.left) == ("2/weight", "a live Sequential")
+    diff = ckpttool.diff(model, TF, part="actor")
+    (changed,) = diff.changed
+    assert (changed.path, diff.left) == ("2/weight", "a live Sequential")
     assert changed.values is not None
     assert changed.values.at == (5, 7)
     assert changed.values.max_abs == pytest.approx(0.5, abs=1e-6)
@@ -328,20 +328,20 @@ def test_a_pattern_that_nothing_of_a_live_model_matches_is_an_error(
 
 
 def of_model(path: str, model: Any, part: str | None = None) -> list[str]:
-    found = ckpttool.doctor(path, model=model, part=part)
-    assert all(each.topic == "model" for each in found.findings[-1:])
-    return [each.sentence for each in found.findings if each.topic == "model"]
+    diagnosis = ckpttool.doctor(path, model=model, part=part)
+    assert all(finding.topic == "model" for finding in diagnosis.findings[-1:])
+    return [finding.sentence for finding in diagnosis.findings if finding.topic == "model"]
 
 
 def test_variables_that_no_restore_fills_are_found(tmp_path: Path, golden: Golden) -> None:
     assert ckpttool.doctor(TF, model=row(*ACTOR), part="actor").findings == ()
-    said = of_model(TF, net(5, 64, 64, 1), "policy/actor")
-    golden("\n".join(said))
+    sentences = of_model(TF, net(5, 64, 64, 1), "policy/actor")
+    golden("\n".join(sentences))
     torch.save(row(*ACTOR).state_dict(), tmp_path / "x.pt")
     model = net(*ACTOR)
     model["l1"].heads = [nn.Linear(1, 1)]
-    said = of_model(str(tmp_path / "x.pt"), model)
-    golden("\n".join((said[0], said[-1])))
+    sentences = of_model(str(tmp_path / "x.pt"), model)
+    golden("\n".join((sentences[0], sentences[-1])))
     with pytest.raises(UsageError) as caught:
         ckpttool.doctor(TF, part="actor")
     golden(caught.value)
@@ -353,7 +353,7 @@ def test_doctor_asks_a_model_of_the_users_own(monkeypatch: pytest.MonkeyPatch, g
     here = ROOT / "tests"
     ran = in_process("doctor", PT, "--like", "like_small:Pair", "--part", "actor", "--json", cwd=here)
     assert ran.status == 1, ran.err
-    (finding,) = [each for each in ran.json()["findings"] if each["topic"] == "model"]
+    (finding,) = [row for row in ran.json()["findings"] if row["topic"] == "model"]
     golden(finding["sentence"])
     assert ckpttool.doctor(PT, model=ModelSpec("torch:nn.Linear", [64, 1]), part="actor/l3").findings == ()
     alone = in_process("doctor", PT, "--python", "python3", cwd=here)
@@ -408,37 +408,37 @@ def test_models_of_tensorflow_and_keras_are_filled_from_pytorch(tmp_path: Path, 
     tensorflow_child.require("tensorflow", "keras")
     plain, x = nn.Linear(3, 4), torch.linspace(-1, 1, 9).reshape(3, 3)
     trace(plain, tmp_path / "linear.pt", x)
-    found = tensorflow_child.run(load_into_keras.__file__, "filled", tmp_path)
-    assert found["statistics"] == {"identity": [True, True], "adapted": [False, False]}
+    outcomes = tensorflow_child.run(load_into_keras.__file__, "filled", tmp_path)
+    assert outcomes["statistics"] == {"identity": [True, True], "adapted": [False, False]}
     # A normalization of the source is left out only if the outputs are the same without it.
     assert ckpttool.load_into(plain, tmp_path / "identity.keras", verify=False).complete
     assert np.allclose(plain(x).detach().numpy(), np.load(tmp_path / "identity.npy"), atol=1e-6)
     with pytest.raises(MappingError):
         ckpttool.load_into(nn.Linear(3, 4), tmp_path / "adapted.keras", verify=False)
-    assert found["keras"] == [6, True, ["only fit"], True]
-    assert found["chain"] == found["unbuilt"] == [6, True, ["name"], True]
-    assert found["agent"] == [6, True]
-    golden(found["more"])
-    assert found["products"] == {"turned": [True, 0], "plain": [True, 0], "silent": [True, 1]}
-    assert found["root"] == [["first", "first"], ["scale", "scale"]]
-    assert found["half"] == [2, "float16"]
-    golden(found["unlike"])
-    assert found["diff"] == [True, "path"]
+    assert outcomes["keras"] == [6, True, ["only fit"], True]
+    assert outcomes["chain"] == outcomes["unbuilt"] == [6, True, ["name"], True]
+    assert outcomes["agent"] == [6, True]
+    golden(outcomes["more"])
+    assert outcomes["products"] == {"turned": [True, 0], "plain": [True, 0], "silent": [True, 1]}
+    assert outcomes["root"] == [["first", "first"], ["scale", "scale"]]
+    assert outcomes["half"] == [2, "float16"]
+    golden(outcomes["unlike"])
+    assert outcomes["diff"] == [True, "path"]
     pictures = like_torch.ConvNet()
     file = str(tmp_path / "conv.weights.h5")
     done = ckpttool.load_into(pictures, file, shapes=[(8, 10, 3)])
     rule = next(row.rule for row in done.report.mapped if row.target == "hidden/weight")
     assert "reshape [48, 5, 16]" in rule
-    given = torch.linspace(-1, 1, 3 * 8 * 10 * 3).reshape(3, 8, 10, 3)
+    batch = torch.linspace(-1, 1, 3 * 8 * 10 * 3).reshape(3, 8, 10, 3)
     with torch.no_grad():
-        answer = pictures.eval()(given).numpy()
-    assert np.abs(answer - np.array(found["pictures"])).max() < 1e-5
+        answer = pictures.eval()(batch).numpy()
+    assert np.abs(answer - np.array(outcomes["pictures"])).max() < 1e-5
     # What takes the image in another order is not filled by guess.
     with pytest.raises(MappingError) as caught:
         ckpttool.load_into(like_torch.ConvNet(), file)
     golden(caught.value)
-    assert found["doctor"][0] == []
-    golden(found["doctor"][1][0])
+    assert outcomes["doctor"][0] == []
+    golden(outcomes["doctor"][1][0])
 
 
 # One model in Keras's files.
@@ -477,10 +477,10 @@ def test_files_of_one_keras_model_are_treated_alike(tmp_path: Path) -> None:
             shapes = torch_side.shapes(programs.program(name))
             done = ckpttool.load_into(net, file, shapes=shapes, verify=False)
             values = {key: value.numpy() for key, value in net.state_dict().items()}
-            filled.append((values, [(each.target, each.by) for each in done.matched]))
+            filled.append((values, [(item.target, item.by) for item in done.matched]))
             target = file.with_suffix(".pt")
-            made = convert(str(file), str(target), to="torch", layout="none")
-            if made.written:
+            receipt = convert(str(file), str(target), to="torch", layout="none")
+            if receipt.written:
                 leaves = ckpttool.open(target).tree.tensors()
                 written.append({leaf.key: leaf.array() for _, leaf in leaves})
             else:
@@ -521,8 +521,8 @@ def test_weight_norm_is_folded_on_request(tmp_path: Path) -> None:
     pairs = {"0": "0", "1": "2"}
     done = ckpttool.load_into(plain, tmp_path / "normed.pt", fold_weight_norm=True, match=pairs)
     assert done.complete
-    given = torch.linspace(-1, 1, 9).reshape(3, 3)
-    assert torch.allclose(plain[0](given), source[0](given), atol=1e-6)
+    batch = torch.linspace(-1, 1, 9).reshape(3, 3)
+    assert torch.allclose(plain[0](batch), source[0](batch), atol=1e-6)
     # A weight-normed target is filled before it is normed: the option does not apply to it.
     with pytest.raises(MappingError) as caught:
         ckpttool.load_into(source, TF, part="policy/actor")
@@ -530,13 +530,13 @@ def test_weight_norm_is_folded_on_request(tmp_path: Path) -> None:
 
 
 def test_the_error_of_unused_tensors_names_a_pattern_that_leaves_them_out(tmp_path: Path) -> None:
-    held = dict(row(3, 4, 2).state_dict())
-    torch.save({**held, "lora_A": torch.ones(3), "weight_scale": torch.ones(5)}, tmp_path / "more.pt")
+    state = dict(row(3, 4, 2).state_dict())
+    torch.save({**state, "lora_A": torch.ones(3), "weight_scale": torch.ones(5)}, tmp_path / "more.pt")
     with pytest.raises(MappingError) as caught:
         ckpttool.load_into(row(3, 4, 2), tmp_path / "more.pt")
     stated = (caught.value.hint or "").partition("allow_unused=")[2].partition(" to")[0]
     done = ckpttool.load_into(row(3, 4, 2), tmp_path / "more.pt", allow_unused=ast.literal_eval(stated))
-    assert {each.path for each in done.left_out} == {"lora_A", "weight_scale"}
+    assert {entry.path for entry in done.left_out} == {"lora_A", "weight_scale"}
 
 
 def test_a_grouped_convolution_before_a_depthwise_one_is_no_pixel_shuffle(tmp_path: Path) -> None:
@@ -548,15 +548,15 @@ def test_a_grouped_convolution_before_a_depthwise_one_is_no_pixel_shuffle(tmp_pa
         }
     )
     shapes = {"g/kernel": (3, 3, 2, 8), "dw/depthwise_kernel": (3, 3, 8, 2), "pw/kernel": (1, 1, 16, 4)}
-    held = {name: np.random.default_rng(0).random(shape, np.float32) for name, shape in shapes.items()}
-    held |= {f"{name}/bias": np.ones(size, np.float32) for name, size in (("g", 8), ("dw", 16), ("pw", 4))}
-    np.savez(tmp_path / "g.npz", **held)
+    arrays = {name: np.random.default_rng(0).random(shape, np.float32) for name, shape in shapes.items()}
+    arrays |= {f"{name}/bias": np.ones(size, np.float32) for name, size in (("g", 8), ("dw", 16), ("pw", 4))}
+    np.savez(tmp_path / "g.npz", **arrays)
     assert ckpttool.load_into(net, tmp_path / "g.npz", from_="tf").complete
-    given = held["dw/depthwise_kernel"].transpose(2, 3, 0, 1).reshape(16, 1, 3, 3)
-    assert np.array_equal(net["dw"].weight.detach().numpy(), given)
+    kernel = arrays["dw/depthwise_kernel"].transpose(2, 3, 0, 1).reshape(16, 1, 3, 3)
+    assert np.array_equal(net["dw"].weight.detach().numpy(), kernel)
     # Without the depthwise convolution, nothing takes the eight channels: a pixel shuffle may.
-    del held["dw/depthwise_kernel"], held["dw/bias"]
-    np.savez(tmp_path / "g.npz", **held)
+    del arrays["dw/depthwise_kernel"], arrays["dw/bias"]
+    np.savez(tmp_path / "g.npz", **arrays)
     del net["dw"]
     with pytest.raises(MappingError) as caught:
         ckpttool.load_into(net, tmp_path / "g.npz", from_="tf")

@@ -95,9 +95,9 @@ def test_objects_of_tensorflow_above_the_model_are_left_out_of_its_keys(
     (tmp_path / "ckpt-1.ckpttool.json").unlink()
     again = loaded("ckpt-1", "again.pt", "--allow-missing", cwd=tmp_path)
     monkeypatch.chdir(tmp_path)
-    for each in (lines, again):
+    for code in (lines, again):
         other = Actor()
-        execute(each, model=other, net=other)
+        execute(code, model=other, net=other)
         assert torch.equal(other.fc2.weight, model.fc2.weight)
 
 
@@ -152,12 +152,12 @@ def test_the_lines_load_into_models_of_tensorflow_and_keras(tmp_path: Path) -> N
     }
     lines = {name: loaded(*case, cwd=tmp_path) for name, case in cases.items()}
     (tmp_path / "lines.json").write_text(json.dumps(lines))
-    found = tensorflow_child.run(loading_keras.__file__, "load_all", tmp_path)
+    outcomes = tensorflow_child.run(loading_keras.__file__, "load_all", tmp_path)
     with torch.no_grad():
         expected = model(torch.from_numpy(observations())).numpy()
     for name in ("objects", "below", "counted", "weights", "renamed", "numbered", "part"):
-        np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-5, err_msg=name)
-    np.testing.assert_array_equal(np.float32(found["variables"]), model.fc1.weight.detach().numpy().T)
+        np.testing.assert_allclose(outcomes[name], expected, rtol=1e-5, atol=1e-5, err_msg=name)
+    np.testing.assert_array_equal(np.float32(outcomes["variables"]), model.fc1.weight.detach().numpy().T)
     assert os.path.exists(tmp_path / "a.weights.h5")
 
 
@@ -188,8 +188,8 @@ def test_whatever_fails_fails_before_anything_is_written(
     turn = RESERVED.index(name)
     for number, (kind, value) in enumerate(VALUES.items(), start=turn):
         for below in ("net", None) if places == 2 else (("net", None)[number % 2],):
-            held = {**state, name: value} if below is None else {below: state, name: value}
-            torch.save(held, tmp_path / "a.pt")
+            contents = {**state, name: value} if below is None else {below: state, name: value}
+            torch.save(contents, tmp_path / "a.pt")
             folder = tmp_path / f"{kind}_{below}"
             folder.mkdir()
             suffix = {"torch": ".pt", "keras": ".weights.h5"}.get(target, f".{target}")

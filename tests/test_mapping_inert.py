@@ -12,8 +12,8 @@ NET, ONE = Container("record", "gone.Net"), np.ones(2, np.float32)
 
 
 def test_plain_trees_stay_as_they_are():
-    held = {(): Container("dict"), (key("s"),): Container("record", "builtins.set")}
-    tree = Tree({(key("a"),): leaf(ONE, "a"), (key("t"),): ValueLeaf(Record("torch.float32"))}, {}, held)
+    stored = {(): Container("dict"), (key("s"),): Container("record", "builtins.set")}
+    tree = Tree({(key("a"),): leaf(ONE, "a"), (key("t"),): ValueLeaf(Record("torch.float32"))}, {}, stored)
     assert plan_state_dicts(tree) is None
 
 
@@ -35,11 +35,11 @@ def test_tensors_of_an_object_get_one_key():
         {(key("net"),): NET, at[:2]: Container("dict"), (): Container("OrderedDict")},
     )
     plan = plan_state_dicts(tree)
-    made = apply_plan(tree, plan)
+    converted = apply_plan(tree, plan)
     weight = (key("net"), key("l1.weight"))
-    assert list(made) == [weight, (key("n"),)]
-    assert made.aliases == {weight: (Alias((key("net"), key("tied.w"))),)}
-    assert made.containers == {(): Container("OrderedDict")}
+    assert list(converted) == [weight, (key("n"),)]
+    assert converted.aliases == {weight: (Alias((key("net"), key("tied.w"))),)}
+    assert converted.containers == {(): Container("OrderedDict")}
 
 
 def test_lists_that_lose_an_item_keep_their_numbers():

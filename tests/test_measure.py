@@ -34,8 +34,8 @@ def test_memory_is_the_command_s_whatever_its_parent_holds() -> None:
     commands = [["true"], touching(0), touching(6), touching(48)]
     program = [sys.executable, "-c", LARGE_PARENT, json.dumps(commands)]
     done = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, check=True)
-    here, *found = json.loads(done.stdout)
-    small, empty, six, many = (Run(*run).mebibytes for run in found)
+    here, *costs = json.loads(done.stdout)
+    small, empty, six, many = (Run(*run).mebibytes for run in costs)
     assert here > 500
     assert small < 4
     assert abs(six - empty - 6) < 2
@@ -79,12 +79,12 @@ def test_a_command_that_fails_is_an_error_however_soon(command: list[str]) -> No
 
 def test_ratios_are_taken_round_by_round() -> None:
     # The machine is ten times slower in the last round: both are, and the ratio stays.
-    ours, theirs = (
+    own_cost, reference = (
         Cost.of([Run(scale * seconds, 1, scale, 0, 0) for scale in (1, 1.1, 10)]) for seconds in (3, 2)
     )
-    assert ours.ratio(theirs) == pytest.approx(1.5)
-    assert ours.processor_ratio(theirs) == pytest.approx(1)
-    assert ours.seconds == pytest.approx(3.3)
+    assert own_cost.ratio(reference) == pytest.approx(1.5)
+    assert own_cost.processor_ratio(reference) == pytest.approx(1)
+    assert own_cost.seconds == pytest.approx(3.3)
 
 
 def test_every_command_runs_in_every_round(tmp_path: Path) -> None:

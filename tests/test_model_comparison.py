@@ -117,8 +117,8 @@ def test_each_side_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = str(samples / "td3_pendulum_torch/ckpt-15000.pt")
     other = str(samples / "td3_pendulum_tf/ckpt-15000")
     sides = ModelSide("A", agent), ModelSide("B", other)
-    assert [each.kind for each in sides] == ["agent", "agent"]
-    restored = [two_models.restore_agent(each.checkpoint) for each in sides]
+    assert [side.kind for side in sides] == ["agent", "agent"]
+    restored = [two_models.restore_agent(side.checkpoint) for side in sides]
     assert all(restored)
     assert opened == ["ckpt-15000.pt", "ckpt-15000"]
 
@@ -153,9 +153,9 @@ def test_inputs_go_by_name_whatever_their_order(tmp_path: Path) -> None:
 
 def test_inputs_without_names_go_by_order_which_is_reported(tmp_path: Path) -> None:
     np.savez(tmp_path / "inputs.npz", IMAGE, WORDS)
-    found = InputFile(str(tmp_path / "inputs.npz"), ("image", "words"))
-    assert len(found.notes) == 1
-    assert found.shapes == {"image": (3,), "words": (5,)}
+    input_file = InputFile(str(tmp_path / "inputs.npz"), ("image", "words"))
+    assert len(input_file.notes) == 1
+    assert input_file.shapes == {"image": (3,), "words": (5,)}
 
 
 WRONG = {
@@ -188,11 +188,11 @@ def test_files_that_are_no_arrays_are_refused(data: bytes, tmp_path: Path) -> No
 
 def test_numbers_that_are_rounded_are_reported(tmp_path: Path) -> None:
     np.savez(tmp_path / "inputs.npz", image=np.full((2, 3), 0.1), words=WORDS)
-    found = InputFile(str(tmp_path / "inputs.npz"), ("image", "words"))
-    found.inputs(PAIR, None)
-    assert len(found.notes) == 1
+    input_file = InputFile(str(tmp_path / "inputs.npz"), ("image", "words"))
+    input_file.inputs(PAIR, None)
+    assert len(input_file.notes) == 1
     with pytest.raises(UsageError):
-        found.inputs(PAIR, 8)
+        input_file.inputs(PAIR, 8)
 
 
 # The forms of one layer in both frameworks.
@@ -236,12 +236,12 @@ FORMS = {
 @pytest.mark.parametrize("family", FORMS)
 def test_a_layer_goes_to_the_other_framework_and_back(family: str) -> None:
     torch, keras = FORMS[family]
-    made = causes.translate_tensors(torch, keras)
-    assert {name: each.shape for name, each in made.items()} == {n: e.shape for n, e in keras.items()}
-    back = causes.translate_tensors(made, torch)
+    translated = causes.translate_tensors(torch, keras)
+    assert {name: array.shape for name, array in translated.items()} == {n: e.shape for n, e in keras.items()}
+    back = causes.translate_tensors(translated, torch)
     assert {*back} == {*torch}
-    for name, each in torch.items():
-        np.testing.assert_array_equal(back[name], each)
+    for name, array in torch.items():
+        np.testing.assert_array_equal(back[name], array)
 
 
 # Layers inside programs.
@@ -261,10 +261,10 @@ def compare_program(tmp_path: Path, name: str, *, script: bool, wrong: str = "")
     model = getattr(pair_models, name)()
     state = pair_models.torch_state(name)
     model.load_state_dict(state)
-    shape = [int(each) for each in SHAPES[name].split(",")]
-    given = torch.zeros(2, *shape, dtype=torch.int64 if name in ("text", "words") else torch.float32)
+    shape = [int(extent) for extent in SHAPES[name].split(",")]
+    batch = torch.zeros(2, *shape, dtype=torch.int64 if name in ("text", "words") else torch.float32)
     model.eval()
-    program = torch.jit.script(model) if script else torch.jit.trace(model, given)
+    program = torch.jit.script(model) if script else torch.jit.trace(model, batch)
     program.save(str(tmp_path / "program.pt"))
     if wrong:
         state[wrong] = state[wrong].transpose(0, 1).contiguous()
@@ -278,20 +278,20 @@ def compare_program(tmp_path: Path, name: str, *, script: bool, wrong: str = "")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "script"), [("cnn", True), ("text", False)])
 def test_the_modules_of_a_program_are_compared(name: str, script: bool, tmp_path: Path, here: None) -> None:
-    found = compare_program(tmp_path, name, script=script)
-    assert found.within
-    assert found.models.exact
-    assert len(found.models.layers) >= 5
-    assert all(each.within for each in found.models.layers)
+    comparison = compare_program(tmp_path, name, script=script)
+    assert comparison.within
+    assert comparison.models.exact
+    assert len(comparison.models.layers) >= 5
+    assert all(layer.within for layer in comparison.models.layers)
 
 
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")
 def test_a_difference_from_a_program_is_found_in_its_module(tmp_path: Path, here: None) -> None:
-    found = compare_program(tmp_path, "mlp", script=False, wrong="2.weight")
-    assert not found.within
-    assert (found.models.first.a, found.models.first.b) == ("2", "2")
-    assert found.models.first.confirmed
+    comparison = compare_program(tmp_path, "mlp", script=False, wrong="2.weight")
+    assert not comparison.within
+    assert (comparison.models.first.a, comparison.models.first.b) == ("2", "2")
+    assert comparison.models.first.confirmed
 
 
 @pytest.mark.torch
@@ -313,10 +313,10 @@ def test_a_programs_own_methods_and_shared_modules_are_followed() -> None:
     runner = model_runner.ScriptRunner(torch.jit.script(Shared()))
     recorder = model_runner.CallRecorder()
     with runner.observe(recorder):
-        made = runner.call(["x"], [np.ones((2, 3), np.float32)])
-    rows = [(each["path"], each["number"]) for each in recorder.calls]
+        output = runner.call(["x"], [np.ones((2, 3), np.float32)])
+    rows = [(call["path"], call["number"]) for call in recorder.calls]
     assert rows == [("inner.0", 0), ("inner.0", 1), ("inner.1", 0), ("(model)", 0)]
-    assert recorder.calls[-1]["made"][0]["largest"] == pytest.approx(float(made.abs().max()))
+    assert recorder.calls[-1]["made"][0]["largest"] == pytest.approx(float(output.abs().max()))
 
 
 @pytest.mark.torch
@@ -390,11 +390,11 @@ def tensorflow_comparison(call: str, tmp_path: Path) -> dict[str, Any]:
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(("name", "layers"), [("image", 6), pytest.param("text", 5, marks=pytest.mark.slow)])
 def test_the_layers_of_a_saved_model_are_compared(name: str, layers: int, tmp_path: Path) -> None:
-    found = tensorflow_comparison(f"compare({name!r}, {str(tmp_path)!r})", tmp_path)
-    assert found["within"]
-    rows = found["models"]["layers"]
+    report = tensorflow_comparison(f"compare({name!r}, {str(tmp_path)!r})", tmp_path)
+    assert report["within"]
+    rows = report["models"]["layers"]
     assert len(rows) >= layers
-    assert all(each["within"] for each in rows), rows
+    assert all(row["within"] for row in rows), rows
 
 
 @pytest.mark.tensorflow
@@ -402,9 +402,9 @@ def test_the_layers_of_a_saved_model_are_compared(name: str, layers: int, tmp_pa
     ("name", "wrong"), [pytest.param("image", "conv2", marks=pytest.mark.slow), ("text", "mix")]
 )
 def test_a_difference_from_a_saved_model_is_found_in_its_layer(name: str, wrong: str, tmp_path: Path) -> None:
-    found = tensorflow_comparison(f"compare({name!r}, {str(tmp_path)!r}, {wrong!r})", tmp_path)
-    assert not found["within"]
-    first = found["models"]["first_difference"]
+    report = tensorflow_comparison(f"compare({name!r}, {str(tmp_path)!r}, {wrong!r})", tmp_path)
+    assert not report["within"]
+    first = report["models"]["first_difference"]
     assert first["b"] == wrong
     assert wrong in first["a"]
     assert first["confirmed"]
@@ -412,8 +412,8 @@ def test_a_difference_from_a_saved_model_is_found_in_its_layer(name: str, wrong:
 
 @pytest.mark.tensorflow
 def test_a_saved_model_without_names_of_layers_runs_beside_its_module(tmp_path: Path) -> None:
-    found = tensorflow_comparison(f"compare_module({str(tmp_path)!r})", tmp_path)
-    assert found["within"]
+    report = tensorflow_comparison(f"compare_module({str(tmp_path)!r})", tmp_path)
+    assert report["within"]
 
 
 # The bound of an output.
@@ -430,8 +430,8 @@ def test_a_wrong_output_fails_whichever_side_has_a_float64_run(
     exact = (right if runs in ("both", "A") else None, own if runs in ("both", "B") else None)
     outputs = right.astype(np.float32), own.astype(np.float32)
     bound = output_comparison.RoundingBound(4.0, 1e-6)
-    found = output_comparison.measure_output("y", outputs, exact, bound, tolerance)
-    assert found.parity.within == (not wrong)
+    measured = output_comparison.measure_output("y", outputs, exact, bound, tolerance)
+    assert measured.parity.within == (not wrong)
 
 
 @pytest.mark.parametrize(("moved", "within"), [(None, False), (1e-6, False), (4e-6, True)])
@@ -457,14 +457,14 @@ def test_a_float64_run_of_something_else_is_no_reference(made: float, credible: 
     ("suffix", "wrong"), [(".h5", ""), pytest.param(".keras", "2", marks=pytest.mark.slow)]
 )
 def test_models_of_keras_2_run_in_keras_2(suffix: str, wrong: str, tmp_path: Path) -> None:
-    found = tensorflow_comparison(f"compare_keras2({str(tmp_path)!r}, {suffix!r}, {wrong!r})", tmp_path)
-    assert all("tf_keras" in each for each in found["models"]["engines"])
-    assert found["models"]["float64"]
-    assert len(found["models"]["layers"]) == 5
-    assert found["within"] == (not wrong)
+    report = tensorflow_comparison(f"compare_keras2({str(tmp_path)!r}, {suffix!r}, {wrong!r})", tmp_path)
+    assert all("tf_keras" in engine for engine in report["models"]["engines"])
+    assert report["models"]["float64"]
+    assert len(report["models"]["layers"]) == 5
+    assert report["within"] == (not wrong)
     if wrong:
-        assert found["models"]["first_difference"]["b"].startswith("dense")
-        assert found["models"]["first_difference"]["confirmed"]
+        assert report["models"]["first_difference"]["b"].startswith("dense")
+        assert report["models"]["first_difference"]["confirmed"]
 
 
 @pytest.mark.torch
@@ -484,16 +484,16 @@ def test_an_onnx_file_is_compared_in_float64(
     if wrong:
         state[wrong] = state[wrong].flip(1)
     model.load_state_dict(state)
-    given = torch.zeros(2, *map(int, SHAPES[name].split(",")))
+    batch = torch.zeros(2, *map(int, SHAPES[name].split(",")))
     how: dict[str, Any] = {"dynamo": False, "input_names": ["x"], "dynamic_axes": {"x": {0: "n"}}}
-    torch.onnx.export(model.eval(), (given,), str(tmp_path / "model.onnx"), **how)
+    torch.onnx.export(model.eval(), (batch,), str(tmp_path / "model.onnx"), **how)
     like = ModelSpec(f"pair_models:{name}")
-    found = verify(str(tmp_path / "state.pt"), str(tmp_path / "model.onnx"), like_a=like)
-    assert found.models is not None
-    assert found.models.exact
-    assert found.within == (not wrong)
+    verification = verify(str(tmp_path / "state.pt"), str(tmp_path / "model.onnx"), like_a=like)
+    assert verification.models is not None
+    assert verification.models.exact
+    assert verification.within == (not wrong)
     if wrong:
-        first = found.models.first
+        first = verification.models.first
         assert first is not None
         assert first.a == wrong.partition(".")[0]
         assert node in first.b
@@ -548,9 +548,9 @@ def compare_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, b: dict[str, An
 def test_an_output_of_another_shape_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: None
 ) -> None:
-    found = compare_own(tmp_path, monkeypatch, {"form": "flat"})
-    assert not found.within
-    assert found.models.first.confirmed
+    verification = compare_own(tmp_path, monkeypatch, {"form": "flat"})
+    assert not verification.within
+    assert verification.models.first.confirmed
 
 
 @pytest.mark.torch
@@ -566,9 +566,9 @@ def test_a_model_without_tensors_in_its_result_is_refused(
 def test_the_fields_of_a_dataclass_are_outputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: None
 ) -> None:
-    found = compare_own(tmp_path, monkeypatch, {"form": "made"}, form="made")
-    assert found.within
-    assert [each.name for each in found.networks] == ["value", "extra"]
+    verification = compare_own(tmp_path, monkeypatch, {"form": "made"}, form="made")
+    assert verification.within
+    assert [network.name for network in verification.networks] == ["value", "extra"]
 
 
 @pytest.mark.torch
@@ -576,9 +576,9 @@ def test_a_layer_that_differs_behind_equal_outputs_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: None
 ) -> None:
     right = compare_own(tmp_path, monkeypatch, {}, last=1.0)
-    found = compare_own(tmp_path, monkeypatch, {"last": 0.0}, last=0.0)
-    assert found.within
-    assert len(found.notes) == len(right.notes) + 1
+    verification = compare_own(tmp_path, monkeypatch, {"last": 0.0}, last=0.0)
+    assert verification.within
+    assert len(verification.notes) == len(right.notes) + 1
 
 
 def test_between_layers_a_normaliser_is_a_cause() -> None:

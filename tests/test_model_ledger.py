@@ -33,11 +33,11 @@ EXTRA = {
 
 
 def source(folder: Path, *extra: str) -> str:
-    held = {"fc/kernel": (4, 4), "fc/bias": (4,), **dict.fromkeys(extra, (4, 2))}
-    held |= {name: (4,) for name in extra if "moving" in name}
+    shapes = {"fc/kernel": (4, 4), "fc/bias": (4,), **dict.fromkeys(extra, (4, 2))}
+    shapes |= {name: (4,) for name in extra if "moving" in name}
     np.savez(
         folder / "source.npz",
-        **{name: FLOATS.standard_normal(shape).astype("float32") for name, shape in held.items()},
+        **{name: FLOATS.standard_normal(shape).astype("float32") for name, shape in shapes.items()},
     )
     return str(folder / "source.npz")
 
@@ -54,7 +54,7 @@ def test_an_unused_tensor_is_an_error(name: str, tmp_path: Path, golden: Golden)
     done = fill(source(tmp_path, name), str(tmp_path / "out.pt"), "torch", "like_small:Named")
     assert done.report.unused == (name,)
     assert not done.written
-    assert [each.name for each in tmp_path.iterdir()] == ["source.npz"]
+    assert [path.name for path in tmp_path.iterdir()] == ["source.npz"]
     if name in ("fc/lora_A/default", "mystery"):
         golden(tables.render_conversion(done, quiet=False, whole=False))
     net = named()
@@ -75,15 +75,15 @@ def test_a_pattern_permits_an_unused_tensor_and_is_recorded(name: str, tmp_path:
     assert done.written
     assert not sidecar.has_open_entries(done.ledger)
     reason = f"--allow-unused '{patterns[0]}'"
-    assert [each.document() for each in done.left_out] == [{"path": name, "reason": reason}]
+    assert [entry.document() for entry in done.left_out] == [{"path": name, "reason": reason}]
     receipt = json.loads((tmp_path / "out.pt.ckpttool.json").read_bytes())
     schemas.require("sidecar", receipt)
     assert receipt["source"]["options"] == {"allow_unused": patterns}
     assert receipt["residue"] == [{"path": name, "reason": reason}]
-    found = load_into(named(), path, allow_unused=patterns)
-    assert found.loaded
-    assert not found.decides
-    assert [each.path for each in found.left_out] == [name]
+    loaded_model = load_into(named(), path, allow_unused=patterns)
+    assert loaded_model.loaded
+    assert not loaded_model.decides
+    assert [entry.path for entry in loaded_model.left_out] == [name]
 
 
 @pytest.mark.parametrize("beside", ["lora_A", "weight_ema", "weight_scale"])
@@ -101,9 +101,9 @@ def test_a_tensor_beside_a_kernel_is_left_out(beside: str, tmp_path: Path) -> No
     assert "fc/weight" in every.report.missing
     done = fill(path, target, "torch", "like_small:Named", allow_unused=[f"**/{beside}"])
     assert done.written
-    assert [each.path for each in done.left_out] == [f"fc/{beside}"]
-    found = torch.load(target)
-    assert all(torch.equal(found[name], value) for name, value in state.items() if beside not in name)
+    assert [entry.path for entry in done.left_out] == [f"fc/{beside}"]
+    contents = torch.load(target)
+    assert all(torch.equal(contents[name], value) for name, value in state.items() if beside not in name)
     net = named()
     assert load_into(net, path, allow_unused=[f"**/{beside}"]).loaded
     assert torch.equal(net.fc.weight, state["fc.weight"])
@@ -156,7 +156,7 @@ def test_the_hint_for_unused_tensors_leaves_out_all_of_them(names: list[str], tm
     assert argument is not None
     filled = named()
     done = load_into(filled, tmp_path / "a.pt", allow_unused=ast.literal_eval(argument[1]))
-    assert {each.path for each in done.left_out} == {*names}
+    assert {entry.path for entry in done.left_out} == {*names}
     assert torch.equal(filled.fc.weight, net.fc.weight)
 
 
@@ -192,15 +192,15 @@ def test_the_reasons_of_what_is_left_out(tmp_path: Path) -> None:
     net.fc(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     norm = torch.nn.BatchNorm1d(4)
-    held = {"model": net.state_dict(), "norm": norm.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save(held, tmp_path / "run.pt")
+    contents = {"model": net.state_dict(), "norm": norm.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(contents, tmp_path / "run.pt")
     path, target = str(tmp_path / "run.pt"), str(tmp_path / "out.pt")
     done = fill(path, target, "torch", "like_small:Named", part="model")
-    reasons = {each.path: each.reason for each in done.left_out}
+    reasons = {entry.path: entry.reason for entry in done.left_out}
     assert reasons["norm/weight"] == "outside the selected part"
     assert reasons["norm/num_batches_tracked"] == "counter"
     assert reasons["optimizer/state/0/exp_avg"] == "optimizer state"
-    assert {*reasons} == {*reasons} - {each.source for each in done.report.mapped}
+    assert {*reasons} == {*reasons} - {move.source for move in done.report.mapped}
     # A batch norm's running statistics are weights of the network: without a place they are an error.
     whole = fill(path, f"{target}2", "torch", "like_small:Named")
     assert {"norm/running_mean", "norm/weight"} <= {*whole.report.unused}
@@ -235,8 +235,8 @@ def test_a_constant_that_no_layer_of_a_graph_reads_is_an_error(tmp_path: Path) -
         N("Add", ["x", "b"], ["y"]),
         N("Add", ["y", "table"], ["action"]),
     ]
-    made = model(nodes, {"W": f(4, 4), "b": f(4), "table": f(2, 4)}, (2, 4))
-    onnx.save(made, tmp_path / "net.onnx")
+    proto = model(nodes, {"W": f(4, 4), "b": f(4), "table": f(2, 4)}, (2, 4))
+    onnx.save(proto, tmp_path / "net.onnx")
     done = fill(str(tmp_path / "net.onnx"), str(tmp_path / "out.pt"), "torch", "like_small:Named")
     assert done.report.unused == ("table",)
     assert not done.written

@@ -67,7 +67,7 @@ def test_a_first_dense_layer_as_wide_as_a_picture_is_assumed_to_take_none(shapes
     net = torch.nn.Sequential()
     net.add_module("fc1", torch.nn.Linear(90, 7))
     done = load_into(net, str(tmp_path / "keras.npz"), shapes=shapes)
-    assert any("fc1" in each and "30,3" in each for each in done.report.assumed) == (not shapes)
+    assert any("fc1" in sentence and "30,3" in sentence for sentence in done.report.assumed) == (not shapes)
 
 
 def test_the_recorded_conversions_are_the_selection():
@@ -87,17 +87,17 @@ def test_the_recorded_conversions_are_the_selection():
 
 
 def test_the_recorded_outcomes_of_other_converters_have_ckpttool_beside_each() -> None:
-    found = peers.recorded()
-    tools = {(each.program, each.target): set() for each in found}
-    for each in found:
-        tools[each.program, each.target].add(each.tool)
+    outcomes = peers.recorded()
+    tools = {(outcome.program, outcome.target): set() for outcome in outcomes}
+    for outcome in outcomes:
+        tools[outcome.program, outcome.target].add(outcome.tool)
     for (name, target), own in tools.items():
         expected = set(peers.TOOLS[target]) if name in programs.PROGRAMS else {"ckpttool", "transformers"}
         expected -= set() if name in peers.SAME else {"nobuco"}
         assert own == expected, name
-    ours = [each for each in found if each.tool.startswith("ckpttool")]
-    assert not {"WRONG", "crash"} & {each.state for each in ours}
-    assert all(each.seconds > 0 for each in found)
+    own_outcomes = [outcome for outcome in outcomes if outcome.tool.startswith("ckpttool")]
+    assert not {"WRONG", "crash"} & {outcome.state for outcome in own_outcomes}
+    assert all(outcome.seconds > 0 for outcome in outcomes)
 
 
 def test_a_global_pooling_leaves_nothing_to_assume():
@@ -108,10 +108,10 @@ def test_a_global_pooling_leaves_nothing_to_assume():
 
 def test_what_is_added_without_the_axis_of_the_batch_has_one_order():
     trace = Trace()
-    one, two, made = np.zeros((1, 24)), np.zeros(24), np.zeros((1, 24))
+    one, two, total = np.zeros((1, 24)), np.zeros(24), np.zeros((1, 24))
     trace.activations.take(trace.entries(one).reshape(1, 3, 2, 4), 3)
     trace.entries(two)
-    assert trace.kept([one, two], made)
+    assert trace.kept([one, two], total)
     trace.activations.finish()
     assert trace.activations.order(trace.entries(two)) == framework_order(((6, 4),), "tensorflow")
 
@@ -128,10 +128,10 @@ def test_an_axis_has_the_order_in_which_an_image_was_flattened():
 
 def test_what_a_convolution_takes_is_an_image_already():
     flow = ActivationTracker()
-    made = flow.plain((1, 24))
-    flow.take(made.reshape(1, 2, 3, 4), 3)
+    image = flow.plain((1, 24))
+    flow.take(image.reshape(1, 2, 3, 4), 3)
     flow.finish()
-    assert flow.order(made[0]) == framework_order(((6, 4),), "tensorflow")
+    assert flow.order(image[0]) == framework_order(((6, 4),), "tensorflow")
 
 
 def test_an_entry_that_cannot_be_followed_has_no_order():

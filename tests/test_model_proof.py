@@ -43,19 +43,19 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", ["right mlp", "right cnn"])
 def test_a_right_conversion_is_verified(name: str, outcomes: dict[str, Any]) -> None:
-    found = outcomes[name]
-    assert found["written"]
-    assert found["verified"]
-    assert found["float64"]
-    assert len(found["engines"]) == 2
-    schemas.require("sidecar", found["receipt"])
-    record = found["receipt"]["verification"]
+    outcome = outcomes[name]
+    assert outcome["written"]
+    assert outcome["verified"]
+    assert outcome["float64"]
+    assert len(outcome["engines"]) == 2
+    schemas.require("sidecar", outcome["receipt"])
+    record = outcome["receipt"]["verification"]
     assert {name: record[name] for name in ("verified", "reason", "seed")} == {
         "verified": True,
         "reason": None,
         "seed": 0,
     }
-    assert all(each["within"] for each in record["outputs"])
+    assert all(output["within"] for output in record["outputs"])
 
 
 # By fault: the layers of the source and of the model in which it must be found.
@@ -73,15 +73,15 @@ FAULTS = {
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_the_mapper_writes_nothing(name: str, outcomes: dict[str, Any]) -> None:
-    found = outcomes[name]
-    assert not found["written"]
-    assert not found["within"]
-    assert "receipt" not in found
-    first = found["first_difference"]
+    outcome = outcomes[name]
+    assert not outcome["written"]
+    assert not outcome["within"]
+    assert "receipt" not in outcome
+    first = outcome["first_difference"]
     assert (first["a"], first["b"]) == FAULTS[name]
     number = [*outcomes].index(name)
-    assert not [file for file in found["files"] if file.startswith(f"out{number}.")]
-    assert not [file for file in found["files"] if "tmp" in file]
+    assert not [file for file in outcome["files"] if file.startswith(f"out{number}.")]
+    assert not [file for file in outcome["files"] if "tmp" in file]
 
 
 # A model in code states the input shape and the order of flattened images, which no weights file does.
@@ -92,20 +92,20 @@ def flattened(folder: Path, sources: Sequence[str]) -> dict[str, Any]:
     program = f"from tests import flattened_models; flattened_models.main('.', *{tuple(sources)})"
     status, output = warm.run("tensorflow", program, folder, {**os.environ, "PYTHONPATH": path})
     assert status == 0, output[-4000:]
-    found: dict[str, Any] = json.loads((folder / "outcomes.json").read_bytes())
-    return found
+    outcomes: dict[str, Any] = json.loads((folder / "outcomes.json").read_bytes())
+    return outcomes
 
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("sources", [QUICK, pytest.param([*{*SOURCES} - {*QUICK}], marks=pytest.mark.slow)])
 def test_a_call_of_the_source_states_how_images_are_flattened(sources: Sequence[str], tmp_path: Path) -> None:
-    for name, found in flattened(tmp_path, sorted(sources)).items():
-        assert found["like"] == {"written": True, "verified": True, "stated": [], "assumed": []}, name
-        assert found["far"] < 1e-5, name
-        assert found["plain"]["written"], name
+    for name, outcome in flattened(tmp_path, sorted(sources)).items():
+        assert outcome["like"] == {"written": True, "verified": True, "stated": [], "assumed": []}, name
+        assert outcome["far"] < 1e-5, name
+        assert outcome["plain"]["written"], name
         # The Keras twin of `moved` flattens as PyTorch does, which no file of a PyTorch model shows.
-        assert found["plain"]["same"] is (name != "torch moved"), name
-        assert len(found["plain"]["stated"]) == 1, name
+        assert outcome["plain"]["same"] is (name != "torch moved"), name
+        assert len(outcome["plain"]["stated"]) == 1, name
 
 
 @pytest.fixture(scope="module")
@@ -115,24 +115,24 @@ def replays(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     program = "from tests import model_proofs; model_proofs.replay('.')"
     status, output = warm.run("tensorflow", program, folder, {**os.environ, "PYTHONPATH": path})
     assert status == 0, output[-4000:]
-    found: dict[str, Any] = json.loads((folder / "outcomes.json").read_bytes())
-    return found
+    outcomes: dict[str, Any] = json.loads((folder / "outcomes.json").read_bytes())
+    return outcomes
 
 
 @pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", replayed_faults.FAULTS)
 def test_a_replayed_fault_writes_nothing(name: str, replays: dict[str, Any]) -> None:
-    found, case = replays[name], replayed_faults.FAULTS[name]
+    outcome, case = replays[name], replayed_faults.FAULTS[name]
     right = replays[f"right {case.model}"]
     assert right["written"]
     assert right["verified"]
-    assert not found["written"]
-    assert not found["verified"]
-    assert not found["within"]
-    assert "receipt" not in found
-    assert (found["first_difference"]["a"], found["first_difference"]["b"]) == (case.a, case.b)
-    assert not [file for file in found["files"] if file.startswith("wrong")]
+    assert not outcome["written"]
+    assert not outcome["verified"]
+    assert not outcome["within"]
+    assert "receipt" not in outcome
+    assert (outcome["first_difference"]["a"], outcome["first_difference"]["b"]) == (case.a, case.b)
+    assert not [file for file in outcome["files"] if file.startswith("wrong")]
 
 
 @pytest.mark.tensorflow
@@ -194,7 +194,7 @@ def test_the_command_prints_the_first_difference(tmp_path: Path, golden: Golden)
     ran = run(*command, "--like-source", "pair_models:mlp", cwd=tmp_path)
     assert ran.status == 1
     golden(ran)
-    assert [each.name for each in tmp_path.iterdir()] == ["mlp.pt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["mlp.pt"]
     printed = run(*command, "--like-source", "pair_models:mlp", "--json", cwd=tmp_path)
     schemas.require("convert", printed.json())
     assert printed.json()["verification"]["first_difference"]["a"] == "1"
@@ -208,7 +208,7 @@ def test_own_code_that_does_not_run_the_source_is_an_error(factory: str, tmp_pat
     with pytest.raises(UsageError) as caught:
         into(tmp_path, save(tmp_path), "pair_models:mlp", like_source=factory)
     assert "\n" not in str(caught.value)
-    assert [each.name for each in tmp_path.iterdir()] == ["mlp.pt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["mlp.pt"]
 
 
 # Why the outputs are not compared: options, and what the reason begins with.
@@ -317,7 +317,7 @@ def test_parts_and_rounded_weights_are_compared(case: str, tmp_path: Path) -> No
 def test_a_live_model_stays_in_training_mode(tmp_path: Path) -> None:
     model, like = pair_models.mlp().train(), ModelSpec("pair_models:mlp", shapes=((6,),))
     filling.load_into(model, save(tmp_path), like_source=like)
-    assert all(each.training for each in model.modules())
+    assert all(module.training for module in model.modules())
 
 
 @pytest.mark.slow
@@ -327,9 +327,9 @@ def test_a_model_in_memory_is_compared_with_a_part(name: str, tmp_path: Path) ->
 
     make, model, options = COMPARED[name]
     torch.save(make(pair_models.torch_state("mlp")), tmp_path / "mlp.pt")
-    given = {"part": options["part"]} if "part" in options else {"strict": name != "missing buffer"}
+    arguments = {"part": options["part"]} if "part" in options else {"strict": name != "missing buffer"}
     net = getattr(pair_models if model == "mlp" else model_proofs, model)()
-    more = {"like_source": "pair_models:mlp", "shapes": [(6,)], **given}
+    more = {"like_source": "pair_models:mlp", "shapes": [(6,)], **arguments}
     done = filling.load_into(net, str(tmp_path / "mlp.pt"), **more)
     assert done.proof is not None
     assert done.proof.verified, done.proof.sentence
@@ -416,7 +416,7 @@ def test_a_failed_proof_keeps_the_former_target(tmp_path: Path) -> None:
     done = into(tmp_path, save(tmp_path), like, like_source="pair_models:mlp", force=True)
     assert not done.written
     assert (tmp_path / "out.pt").read_bytes() == b"before"
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["mlp.pt", "out.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mlp.pt", "out.pt"]
 
 
 @pytest.mark.parametrize("verified", [True, False])
@@ -431,7 +431,7 @@ def test_calls_of_a_model_in_memory_leave_no_trace(verified: bool, tmp_path: Pat
     net[2].eval()
     net[0].weight.requires_grad = False
     buffers = dict(net.named_buffers())
-    modes = [each.training for each in net.modules()]
+    modes = [module.training for module in net.modules()]
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
     done = filling.load_into(net, source, like_source="pair_models:mlp", shapes=[(6,)], verify=verified)
     assert done.proof is not None
@@ -439,7 +439,7 @@ def test_calls_of_a_model_in_memory_leave_no_trace(verified: bool, tmp_path: Pat
     after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
-    assert modes == [each.training for each in net.modules()]
+    assert modes == [module.training for module in net.modules()]
     assert not net[0].weight.requires_grad
     for name, buffer in net.named_buffers():
         assert buffer is buffers[name]
@@ -477,8 +477,8 @@ def test_an_onnx_source_runs_by_itself(tmp_path: Path) -> None:
         N("Relu", ["y"], ["z"]),
         N("MatMul", ["z", "V"], ["action"]),
     ]
-    made = model(nodes, {"W": f(6, 6), "b": f(6), "V": f(6, 2)}, ("batch", 6))
-    onnx.save(made, tmp_path / "net.onnx")
+    proto = model(nodes, {"W": f(6, 6), "b": f(6), "V": f(6, 2)}, ("batch", 6))
+    onnx.save(proto, tmp_path / "net.onnx")
     right = into(tmp_path, str(tmp_path / "net.onnx"), "model_proofs:rectified")
     assert right.proof is not None
     assert right.proof.verified, right.proof.sentence
@@ -518,5 +518,5 @@ def test_a_model_in_memory_is_compared_and_left_as_it_was(tmp_path: Path) -> Non
 def test_a_verified_conversion_says_so(tmp_path: Path, golden: Golden) -> None:
     golden.replace(version("torch"), "VERSION")
     done = into(tmp_path, save(tmp_path), "pair_models:mlp", like_source="pair_models:mlp")
-    golden.replace(f"{max(each.max_rel for each in done.proof.outputs):.1e}" if done.proof else "", "ERROR")
+    golden.replace(f"{max(value.max_rel for value in done.proof.outputs):.1e}" if done.proof else "", "ERROR")
     golden(tables.render_conversion(done, quiet=False, whole=False))

@@ -30,8 +30,8 @@ def test_recorded_twins_are_never_wrong_without_a_word():
     assert set(states) <= set(twins.STATES)
     assert not states["WRONG"] + states["crash"]
     assert {cell.pair for cell in cells if cell.state == "WRONG ASSUMED"} <= twins.UNDECIDED
-    told = ("assumed", "corrected", "followed", "refused", "WRONG ASSUMED")
-    assert all(cell.sentence for cell in cells if cell.state in told)
+    record = ("assumed", "corrected", "followed", "refused", "WRONG ASSUMED")
+    assert all(cell.sentence for cell in cells if cell.state in record)
     assert all(cell.sentence.isprintable() for cell in cells)
 
 
@@ -116,15 +116,15 @@ JOINED = (FeaturePart(2, "input", 1), FeaturePart(3, "call", 0))
 def test_joined_parts_are_the_same_moved_or_assumed(theirs, ours, rules, assumed):
     tree = Tree({(attr("l"), attr("kernel")): Leaf("float32", (5, 4), Inline(bytes(80)), "l/kernel")})
     only = find_layers(tree, "tensorflow")[0]
-    made = arrange_parts(only, only.kinds[0], FeatureReordering(), theirs, LayerFacts(parts=ours), (5, 4))
-    assert made.rules == rules
-    assert len(made.assumed) == assumed
-    assert all("l takes" in sentence for sentence in made.assumed)
+    order = arrange_parts(only, only.kinds[0], FeatureReordering(), theirs, LayerFacts(parts=ours), (5, 4))
+    assert order.rules == rules
+    assert len(order.assumed) == assumed
+    assert all("l takes" in sentence for sentence in order.assumed)
     cut = arrange_parts(only, only.kinds[0], FeatureReordering(), (), LayerFacts(cut=True), (5, 4))
     assert len(cut.assumed) == 1
     assert [parts.orders for parts in cut.assumed_parts] == [((0, 1), (1, 0))]
     # One rule for each order of the parts.
-    for parts in made.assumed_parts:
+    for parts in order.assumed_parts:
         rows = np.arange(sum(parts.sizes))
         moved = {tuple(rows[[*parts.rule(order, 0).order]]) for order in parts.orders}
         assert len(moved) == len(parts.orders)
@@ -168,9 +168,9 @@ def test_images_tell_joined_parts_apart(images, theirs, ours, assumed):
     only = find_layers(tree, "tensorflow")[0]
     only = only._replace(facts=only.facts._replace(takes=order))
     facts = LayerFacts(parts=ours, takes=order)
-    made = arrange_parts(only, only.kinds[0], FeatureReordering(), theirs, facts, (count, 4))
-    assert not made.rules
-    assert len(made.assumed) == assumed
+    reordering = arrange_parts(only, only.kinds[0], FeatureReordering(), theirs, facts, (count, 4))
+    assert not reordering.rules
+    assert len(reordering.assumed) == assumed
 
 
 # --- What a layer computes ------------------------------------------------------------------------------
@@ -183,27 +183,30 @@ def _weights(seed=3, **shapes):
 
 @pytest.mark.parametrize("activation", [lambda x: x, lambda x: np.maximum(x, 0), np.tanh])
 def test_a_square_matrix_is_told_by_what_its_layer_computes(activation):
-    held = _weights(weight=(6, 6), bias=(6,))
-    w, b = held["weight"], held["bias"]
-    assert probe_module(held, (2, 6), lambda x: activation(x @ w + b)) == {"kind": "dense", "form": "in_out"}
-    assert probe_module(held, (2, 6), lambda x: activation(x @ w.T + b)) == {
+    weights = _weights(weight=(6, 6), bias=(6,))
+    w, b = weights["weight"], weights["bias"]
+    assert probe_module(weights, (2, 6), lambda x: activation(x @ w + b)) == {
+        "kind": "dense",
+        "form": "in_out",
+    }
+    assert probe_module(weights, (2, 6), lambda x: activation(x @ w.T + b)) == {
         "kind": "dense",
         "form": "out_in",
     }
 
 
 def test_a_matrix_that_both_or_no_orientation_explains_is_no_layer():
-    held = _weights(weight=(6, 6))
-    w = held["weight"]
+    weights = _weights(weight=(6, 6))
+    w = weights["weight"]
     assert probe_module({"weight": w + w.T}, (2, 6), lambda x: x @ (w + w.T)) == {}
-    assert probe_module(held, (2, 6), lambda x: x @ w @ w) == {}
-    assert probe_module(held, (2, 6), lambda x: x @ (w / np.linalg.norm(w))) == {}
+    assert probe_module(weights, (2, 6), lambda x: x @ w @ w) == {}
+    assert probe_module(weights, (2, 6), lambda x: x @ (w / np.linalg.norm(w))) == {}
 
 
 @pytest.mark.parametrize("epsilon", [1e-3, 1e-5, 1e-6])
 def test_norms_are_told_from_scales_and_from_each_other(epsilon):
-    held = _weights(weight=(6,), bias=(6,))
-    scale, offset = held["weight"], held["bias"]
+    weights = _weights(weight=(6,), bias=(6,))
+    scale, offset = weights["weight"], weights["bias"]
 
     def layer_norm(x):
         return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon) * scale + offset
@@ -212,10 +215,10 @@ def test_norms_are_told_from_scales_and_from_each_other(epsilon):
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * by
 
     alone = {"weight": scale}
-    assert probe_module(held, (4, 6), layer_norm) == {"kind": "layer_norm", "epsilon": epsilon}
+    assert probe_module(weights, (4, 6), layer_norm) == {"kind": "layer_norm", "epsilon": epsilon}
     assert probe_module(alone, (4, 6), rms_norm) == {"kind": "rms_norm", "epsilon": epsilon}
     assert probe_module(alone, (4, 6), lambda x: rms_norm(x, 1 + scale)) == {}
-    assert probe_module(held, (4, 6), lambda x: x * scale + offset) == {}
+    assert probe_module(weights, (4, 6), lambda x: x * scale + offset) == {}
 
 
 def test_a_module_of_other_tensors_is_not_compared():
@@ -230,8 +233,8 @@ KIND = frozenset({("dense", (8, 8))})
 
 
 def layer(name, *, call=-1, after=0, leads=0, settings=()):
-    place = CallPlace(call, after, leads)
-    return LayerCandidate(tuple(name.split("/")), KIND, name, -1, place, frozenset(settings))
+    call_place = CallPlace(call, after, leads)
+    return LayerCandidate(tuple(name.split("/")), KIND, name, -1, call_place, frozenset(settings))
 
 
 def found(sources, targets, **how):
@@ -240,9 +243,9 @@ def found(sources, targets, **how):
 
 
 def test_a_common_word_does_not_pair_names_that_each_have_another_one():
-    theirs = [layer("post_attention_layernorm"), layer("input_layernorm")]
-    ours = [layer("self_attention_layernorm"), layer("feedforward_layernorm")]
-    pairs, solution = found(theirs, ours)
+    sources = [layer("post_attention_layernorm"), layer("input_layernorm")]
+    targets = [layer("self_attention_layernorm"), layer("feedforward_layernorm")]
+    pairs, solution = found(sources, targets)
     assert pairs == {}
     assert solution.ambiguous
 
@@ -253,31 +256,31 @@ def test_a_word_of_one_side_alone_is_no_objection():
 
 
 def test_settings_tell_layers_apart():
-    theirs = [layer(f"rate{n}", settings={("dilation", n)}) for n in (1, 2, 3)]
-    ours = [layer(f"convs/{3 - n}", settings={("dilation", n)}) for n in (1, 2, 3)]
-    pairs, _ = found(theirs, ours)
+    sources = [layer(f"rate{n}", settings={("dilation", n)}) for n in (1, 2, 3)]
+    targets = [layer(f"convs/{3 - n}", settings={("dilation", n)}) for n in (1, 2, 3)]
+    pairs, _ = found(sources, targets)
     assert pairs == {"rate1": "convs/2", "rate2": "convs/1", "rate3": "convs/0"}
 
 
 def chain(names, order):
     """Return layers that are listed as `names` and called in this order."""
-    place = {name: n for n, name in enumerate(order)}
-    return [layer(name, call=place[name], after=(1 << place[name]) - 1) for name in names]
+    positions = {name: n for n, name in enumerate(order)}
+    return [layer(name, call=positions[name], after=(1 << positions[name]) - 1) for name in names]
 
 
 def test_the_flow_of_calls_decides_whatever_names_say():
-    theirs = chain(["head", "up1", "up2"], ["up2", "up1", "head"])
-    ours = chain(["up1", "up2", "out"], ["up1", "up2", "out"])
-    pairs, solution = found(*add_call_places(theirs, ours)[:2])
+    sources = chain(["head", "up1", "up2"], ["up2", "up1", "head"])
+    targets = chain(["up1", "up2", "out"], ["up1", "up2", "out"])
+    pairs, solution = found(*add_call_places(sources, targets)[:2])
     assert pairs == {"up2": "up1", "up1": "up2", "head": "out"}
     # Names that belong to other layers are said.
-    assert {ours[p.target].title for p in solution.renamed} == {"up1", "up2"}
+    assert {targets[p.target].title for p in solution.renamed} == {"up1", "up2"}
 
 
 def test_layers_that_stand_beside_each_other_share_a_place():
-    theirs = [layer("a", call=0), layer("b", call=1), layer("c", call=2, after=0b11)]
-    ours = [layer("x", call=0), layer("y", call=1), layer("z", call=2, after=0b11)]
-    *sides, by_outputs = add_call_places(theirs, ours)
+    sources = [layer("a", call=0), layer("b", call=1), layer("c", call=2, after=0b11)]
+    targets = [layer("x", call=0), layer("y", call=1), layer("z", call=2, after=0b11)]
+    *sides, by_outputs = add_call_places(sources, targets)
     pairs, solution = found(*sides)
     assert pairs == {"c": "z"}
     assert len(solution.ambiguous) == 1
@@ -285,13 +288,13 @@ def test_layers_that_stand_beside_each_other_share_a_place():
 
 
 def test_layers_that_stand_beside_each_other_lead_to_different_outputs():
-    theirs = [layer("a", call=0, leads=0b01), layer("b", call=1, leads=0b10)]
-    ours = [layer("x", call=0, leads=0b10), layer("y", call=1, leads=0b01)]
-    *sides, by_outputs = add_call_places(theirs, ours)
+    sources = [layer("a", call=0, leads=0b01), layer("b", call=1, leads=0b10)]
+    targets = [layer("x", call=0, leads=0b10), layer("y", call=1, leads=0b01)]
+    *sides, by_outputs = add_call_places(sources, targets)
     assert found(*sides)[0] == {"a": "y", "b": "x"}
     assert by_outputs
     # A model with other outputs leaves the layers as they are.
-    *sides, by_outputs = add_call_places(theirs, [layer("x", call=0), layer("y", call=1)])
+    *sides, by_outputs = add_call_places(sources, [layer("x", call=0), layer("y", call=1)])
     assert found(*sides)[0] == {}
     assert not by_outputs
 
@@ -305,33 +308,33 @@ def test_layers_that_stand_beside_each_other_lead_to_different_outputs():
 )
 def test_another_flow_or_an_unseen_call_is_no_evidence(ours):
     *sides, _ = add_call_places(chain(["a", "b", "c"], ["a", "b", "c"]), ours)
-    assert not any(name == PLACE for side in sides for each in side for name, _ in each.settings)
+    assert not any(name == PLACE for side in sides for candidate in side for name, _ in candidate.settings)
 
 
 def test_the_items_of_a_list_pair_with_those_of_another_list():
-    theirs = [layer(f"heads/sequential{n}/dense{n}")._replace(listed=True) for n in ("", "_1", "_2")]
-    ours = [layer(f"nets/{n}/0", call=n) for n in range(3)]
-    pairs, solution = found(theirs, ours)
-    assert pairs == {each.title: ours[n].title for n, each in enumerate(theirs)}
+    sources = [layer(f"heads/sequential{n}/dense{n}")._replace(listed=True) for n in ("", "_1", "_2")]
+    targets = [layer(f"nets/{n}/0", call=n) for n in range(3)]
+    pairs, solution = found(sources, targets)
+    assert pairs == {candidate.title: targets[n].title for n, candidate in enumerate(sources)}
     assert len(solution.numbered) == 3
     # Networks that are no items of a list are numbered as the program made them.
-    assert found([layer(one.title.removeprefix("heads/")) for one in theirs], ours)[0] == {}
+    assert found([layer(one.title.removeprefix("heads/")) for one in sources], targets)[0] == {}
 
 
 @pytest.mark.parametrize("name", ["fc_{}", "fc{}", "block_{}/dense", "net/fc{}"])
 def test_numbers_from_zero_and_from_one_are_no_equal_names(name):
-    theirs, ours = ([layer(name.format(n)) for n in numbers] for numbers in (range(3), range(1, 4)))
-    pairs, solution = found(theirs, ours)
-    assert pairs == {one.title: other.title for one, other in zip(theirs, ours, strict=True)}
+    sources, targets = ([layer(name.format(n)) for n in numbers] for numbers in (range(3), range(1, 4)))
+    pairs, solution = found(sources, targets)
+    assert pairs == {one.title: other.title for one, other in zip(sources, targets, strict=True)}
     # Which is said: the names alone would pair others.
     assert len(solution.numbered) == 3
 
 
 def test_numbers_of_a_part_of_a_model_are_its_names():
-    theirs, ours = ([layer(f"fc{n}") for n in numbers] for numbers in (range(4), (1, 2)))
-    assert found(theirs, ours)[0] == {"fc1": "fc1", "fc2": "fc2"}
+    sources, targets = ([layer(f"fc{n}") for n in numbers] for numbers in (range(4), (1, 2)))
+    assert found(sources, targets)[0] == {"fc1": "fc1", "fc2": "fc2"}
     # Not if they are spelled differently, and one side counts from zero.
-    assert found([layer(f"fc_{n}") for n in range(4)], ours)[0] == {}
+    assert found([layer(f"fc_{n}") for n in range(4)], targets)[0] == {}
 
 
 def test_q_and_value_name_one_thing_in_a_model_without_keys():
@@ -347,33 +350,33 @@ def test_a_lone_tensor_has_a_place_among_the_calls():
             (scale,), frozenset({("tensor", (8,))}), scale, -1, CallPlace(after, 1), lone=True
         )
 
-    theirs = [layer("a", call=0), block("s", 1), layer("b", call=2, after=0b11), block("t", 3)]
-    ours = [layer("x", call=0), block("u", 1), layer("y", call=2, after=0b11), block("v", 3)]
-    theirs[3], ours[3] = (one._replace(call=CallPlace(3, 0b111)) for one in (theirs[3], ours[3]))
-    assert found(*add_call_places(theirs, ours)[:2])[0] == {"a": "x", "s": "u", "b": "y", "t": "v"}
+    sources = [layer("a", call=0), block("s", 1), layer("b", call=2, after=0b11), block("t", 3)]
+    targets = [layer("x", call=0), block("u", 1), layer("y", call=2, after=0b11), block("v", 3)]
+    sources[3], targets[3] = (one._replace(call=CallPlace(3, 0b111)) for one in (sources[3], targets[3]))
+    assert found(*add_call_places(sources, targets)[:2])[0] == {"a": "x", "s": "u", "b": "y", "t": "v"}
     # Where only one side shows them, layers are still placed without them.
-    ours[1] = ours[1]._replace(call=CallPlace(1, 0))
-    assert found(*add_call_places(theirs, ours)[:2])[0] == {"a": "x", "b": "y"}
+    targets[1] = targets[1]._replace(call=CallPlace(1, 0))
+    assert found(*add_call_places(sources, targets)[:2])[0] == {"a": "x", "b": "y"}
 
 
 def test_numbers_of_a_model_that_calls_its_layers_in_another_order_pair_nothing():
-    theirs = [layer(f"ls/{n}") for n in range(3)]
-    ours = chain(["fc1", "fc2", "fc3"], ["fc3", "fc2", "fc1"])
-    assert found(theirs, ours)[0] == {}
-    assert len(found(theirs, chain(["fc1", "fc2", "fc3"], ["fc1", "fc2", "fc3"]))[0]) == 3
+    sources = [layer(f"ls/{n}") for n in range(3)]
+    targets = chain(["fc1", "fc2", "fc3"], ["fc3", "fc2", "fc1"])
+    assert found(sources, targets)[0] == {}
+    assert len(found(sources, chain(["fc1", "fc2", "fc3"], ["fc1", "fc2", "fc3"]))[0]) == 3
 
 
 def normed_blocks(names, *, calls=None, widths=(8, 8, 8)):
     """Return convolutions and batch norms with these names; `calls` are the names in the order of calls."""
-    made = []
+    items = []
     for name in names:
-        width = widths[sum("conv" in one.title for one in made) % len(widths)]
+        width = widths[sum("conv" in one.title for one in items) % len(widths)]
         norm = "conv" not in name
-        shapes = ("batch_norm", (8,)) if norm else ("convolution", ("kernel", (3, 3, 8 + len(made), width)))
+        shapes = ("batch_norm", (8,)) if norm else ("convolution", ("kernel", (3, 3, 8 + len(items), width)))
         number = calls.index(name) if calls else -1
-        place = CallPlace(number, (1 << max(number, 0)) - 1) if calls else CallPlace()
-        made.append(LayerCandidate(tuple(name.split("/")), frozenset({shapes}), name, -1, place))
-    return made
+        call_place = CallPlace(number, (1 << max(number, 0)) - 1) if calls else CallPlace()
+        items.append(LayerCandidate(tuple(name.split("/")), frozenset({shapes}), name, -1, call_place))
+    return items
 
 
 CONVOLUTIONS = ["a_conv", "b_conv", "c_conv"]
@@ -398,14 +401,14 @@ BEFORE = ["a", "a_conv", "b", "b_conv", "c", "c_conv"]
     ],
 )
 def test_batch_norms_pair_as_the_layers_whose_results_they_take(theirs, in_order, calls, widths):
-    sources, ours = normed_blocks(theirs, widths=widths or (8,)), normed_blocks(CALLED, calls=calls)
-    for n, one in enumerate(ours):  # kernels of three shapes
+    sources, targets = normed_blocks(theirs, widths=widths or (8,)), normed_blocks(CALLED, calls=calls)
+    for n, one in enumerate(targets):  # kernels of three shapes
         if "conv" in one.title:
-            same = next(each for each in sources if each.title == one.title)
-            ours[n] = one._replace(signatures=same.signatures, name=(f"x{n}",))
+            same = next(source for source in sources if source.title == one.title)
+            targets[n] = one._replace(signatures=same.signatures, name=(f"x{n}",))
         else:
-            ours[n] = one._replace(name=(f"y{n}",))
-    solution = solve(sources, ours, in_order=in_order)
+            targets[n] = one._replace(name=(f"y{n}",))
+    solution = solve(sources, targets, in_order=in_order)
     norms = {pair.source: pair.target for pair in solution.normed}
     assert len(norms) == widths.count(8)
     order = sorted(norms, reverse=not in_order)
@@ -441,7 +444,7 @@ def test_an_integer_table_that_programs_compute_is_named_and_another_one_refused
     torch.save(models[0].state_dict(), tmp_path / "a.pt")
     if kept:
         done = load_into(models[1], tmp_path / "a.pt")
-        assert [each for each in done.report.assumed if each.startswith("table: ")]
+        assert [sentence for sentence in done.report.assumed if sentence.startswith("table: ")]
         assert torch.equal(models[0][0].weight, models[1][0].weight)
         assert not in_model or torch.equal(models[1].table, torch.from_numpy(table))
     else:
@@ -480,18 +483,18 @@ def test_the_search_for_tied_matrices_reads_each_once(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("dilations", [(1, 1), (1, 2)])
 def test_layers_of_one_shape_pair_by_their_biases_or_without_them(dilations):
-    theirs = [layer(name)._replace(settings=frozenset({(BIAS, name == "x")})) for name in ("x", "y")]
-    ours = [layer(name)._replace(settings=frozenset({(BIAS, name == "a")})) for name in ("b", "a")]
-    assert found(theirs, ours)[0] == {"x": "a", "y": "b"}
+    sources = [layer(name)._replace(settings=frozenset({(BIAS, name == "x")})) for name in ("x", "y")]
+    targets = [layer(name)._replace(settings=frozenset({(BIAS, name == "a")})) for name in ("b", "a")]
+    assert found(sources, targets)[0] == {"x": "a", "y": "b"}
     # All of one side have biases, as norms were merged into them: another setting decides, if there is one.
-    theirs, ours = (
+    sources, targets = (
         [
             one._replace(settings=frozenset({(BIAS, side == 0 or n == 0), ("dilation", dilations[n])}))
-            for n, one in enumerate(each)
+            for n, one in enumerate(side_layers)
         ]
-        for side, each in enumerate((theirs, ours))
+        for side, side_layers in enumerate((sources, targets))
     )
-    assert found(theirs, ours)[0] == ({"x": "b", "y": "a"} if dilations == (1, 2) else {})
+    assert found(sources, targets)[0] == ({"x": "b", "y": "a"} if dilations == (1, 2) else {})
 
 
 @pytest.mark.torch
@@ -521,20 +524,22 @@ def test_a_vector_pairs_with_one_of_other_axes_by_name_or_calls(tmp_path, names,
 
     net = torch.nn.Module()
     net.blocks = torch.nn.ModuleList(Block() for _ in names)
-    held = {
+    arrays = {
         f"block_{n}_conv/kernel": np.random.default_rng(n).random((3, 3, 3, 4)) for n in range(len(names))
     }
-    held |= {f"block_{n}_conv/bias": np.full(4, n) for n in range(len(names))}
-    held |= {name: np.arange(4) + n for n, name in enumerate(names)}
-    np.savez(tmp_path / "a.npz", **{name: value.astype(np.float32) for name, value in held.items()})
+    arrays |= {f"block_{n}_conv/bias": np.full(4, n) for n in range(len(names))}
+    arrays |= {name: np.arange(4) + n for n, name in enumerate(names)}
+    np.savez(tmp_path / "a.npz", **{name: value.astype(np.float32) for name, value in arrays.items()})
     match = paired if isinstance(paired, dict) else {}
     if not paired:
         with pytest.raises(MappingError):
             load_into(net, tmp_path / "a.npz", from_="tf")
         return
     done = load_into(net, tmp_path / "a.npz", from_="tf", match=match)
-    assert [block.scale[:, 0, 0].tolist() for block in net.blocks] == [held[name].tolist() for name in names]
-    assert all(any(each.startswith(name) for each in done.report.assumed) for name in names)
+    assert [block.scale[:, 0, 0].tolist() for block in net.blocks] == [
+        arrays[name].tolist() for name in names
+    ]
+    assert all(any(sentence.startswith(name) for sentence in done.report.assumed) for name in names)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")

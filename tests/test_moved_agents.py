@@ -128,18 +128,18 @@ def make_tensors(kind: str, library: str) -> dict[str, Any]:
     first, second = LAYERS[kind][library]
     outputs = WIDTH.get(kind, ACTIONS)
     last = 1 if kind in (PPO, CONTINUOUS) else outputs
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for layers, width in ((first, outputs), (second, last)):
         sizes = (OBS, *HIDDEN, width)
         for layer, n_in, n_out in zip(layers, sizes, sizes[1:], strict=False):
-            found[f"{layer}.weight"] = torch.randn(n_out, n_in)
-            found[f"{layer}.bias"] = torch.randn(n_out)
+            tensors[f"{layer}.weight"] = torch.randn(n_out, n_in)
+            tensors[f"{layer}.bias"] = torch.randn(n_out)
     if kind == CONTINUOUS:
         name, shape = SPREAD[library]
-        found[name] = torch.linspace(-1, 0, ACTIONS).view(shape)
+        tensors[name] = torch.linspace(-1, 0, ACTIONS).view(shape)
     # A state_dict has the order of the modules, as the optimizer does.
-    order = [name for name in parameter_order(kind, library) if name in found]
-    return {name: found[name] for name in dict.fromkeys((*order, *found))}
+    order = [name for name in parameter_order(kind, library) if name in tensors]
+    return {name: tensors[name] for name in dict.fromkeys((*order, *tensors))}
 
 
 def make_adam(kind: str, library: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,11 +155,11 @@ def make_adam(kind: str, library: str, tensors: Mapping[str, Any]) -> dict[str, 
 
 def nest(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return one state_dict for each of skrl's models."""
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for name, tensor in tensors.items():
         model, _, rest = name.partition(".")
-        found.setdefault(model, {})[rest] = tensor
-    return found
+        nested.setdefault(model, {})[rest] = tensor
+    return nested
 
 
 def save(folder: Path, kind: str, library: str, scaler: Mapping[str, Any] | None = None) -> str:
@@ -209,17 +209,17 @@ def load(path: str, library: str) -> tuple[dict[str, Any], dict[str, Any] | None
                 for name in ("policy.pth", "policy.optimizer.pth")
             }
         return members["policy.pth"], members["policy.optimizer.pth"]
-    found = torch.load(path, weights_only=True)
+    contents = torch.load(path, weights_only=True)
     if library == "cleanrl":
-        return dict(found.get("model_weights", found)), None
+        return dict(contents.get("model_weights", contents)), None
     if library == "tianshou":
-        (optimizer,) = found.pop("_optimizers")
-        return dict(found), optimizer
-    optimizer = found.pop("optimizer", None)
+        (optimizer,) = contents.pop("_optimizers")
+        return dict(contents), optimizer
+    optimizer = contents.pop("optimizer", None)
     if library == "skrl":
-        models = {model: state for model, state in found.items() if "preprocessor" not in model}
+        models = {model: state for model, state in contents.items() if "preprocessor" not in model}
         return {f"{model}.{n}": t for model, state in models.items() for n, t in state.items()}, optimizer
-    return dict(found["model"]), optimizer
+    return dict(contents["model"]), optimizer
 
 
 # Facts that a file of the library does not record.
@@ -307,11 +307,11 @@ def test_a_moved_agent_has_the_names_and_shapes_of_its_library(
     assert {*tensors} - {*expected} <= {"atoms", "policy.support", "tau_hat"}
     original, _ = load(path, source)
     wanted = scores(kind, source, original, rows())
-    found = scores(kind, target, tensors, rows())
+    actual = scores(kind, target, tensors, rows())
     if kind == QRDQN:  # quantiles and actions are in the other order
         shapes = {"sb3": (200, QUANTILES, ACTIONS), "tianshou": (200, ACTIONS, QUANTILES)}
-        wanted, found = wanted.view(shapes[source]), found.view(shapes[target]).transpose(1, 2)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
+        wanted, actual = wanted.view(shapes[source]), actual.view(shapes[target]).transpose(1, 2)
+    torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-9)
     if source != "cleanrl" and optimizer is not None:
         assert_moments(kind, target, tensors, optimizer)
     Path(f"{there}.ckpttool.json").unlink()
@@ -358,7 +358,7 @@ def load_with_tianshou(kind: str, path: str) -> Callable[[np.ndarray], Any]:
         policy = reinforce.DiscreteActorPolicy(
             actor=actor, dist_fn=lambda x: torch.distributions.Categorical(logits=x), **spaces
         )
-        made = algorithm.PPO(policy=policy, critic=critic, optim=optim)
+        ppo = algorithm.PPO(policy=policy, critic=critic, optim=optim)
     else:
         more: dict[str, Any] = {
             DQN: {},
@@ -376,13 +376,13 @@ def load_with_tianshou(kind: str, path: str) -> Callable[[np.ndarray], Any]:
         policy = getattr(modelfree, name)(model=net, **own, **spaces)
         quantiles = {"num_quantiles": QUANTILES} if kind == QRDQN else {}
         factory = {DQN: algorithm.DQN, C51: algorithm.C51, QRDQN: algorithm.QRDQN}[kind]
-        made = factory(policy=policy, optim=optim, target_update_freq=10, **quantiles)
-    made.load_state_dict(torch.load(path, weights_only=True), strict=True)
+        ppo = factory(policy=policy, optim=optim, target_update_freq=10, **quantiles)
+    ppo.load_state_dict(torch.load(path, weights_only=True), strict=True)
     batch = importlib.import_module("tianshou.data").Batch
 
     def outputs(obs: np.ndarray) -> Any:
-        found = made.policy.eval()(batch(obs=obs, info={}))
-        return found.logits if kind == PPO else made.policy.compute_q_value(found.logits, None)
+        output = ppo.policy.eval()(batch(obs=obs, info={}))
+        return output.logits if kind == PPO else ppo.policy.compute_q_value(output.logits, None)
 
     return outputs
 
@@ -444,8 +444,8 @@ def load_with_rl_games(kind: str, path: str) -> Callable[[np.ndarray], Any]:
 
     def outputs(obs: np.ndarray) -> Any:
         # A scripted RunningMeanStd updates itself in training mode.
-        seen = model.eval().norm_obs(torch.from_numpy(obs))
-        return model.a2c_network({"obs": seen, "is_train": False})[0]
+        normalized = model.eval().norm_obs(torch.from_numpy(obs))
+        return model.a2c_network({"obs": normalized, "is_train": False})[0]
 
     return outputs
 
@@ -462,19 +462,19 @@ OWN = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "library"), OWN)
 def test_the_library_loads_a_moved_agent_and_acts_alike(kind: str, library: str, tmp_path: Path) -> None:
-    other = next(each for each in LAYERS[kind] if each != library)
+    other = next(layer for layer in LAYERS[kind] if layer != library)
     path, there = save(tmp_path, kind, other), str(tmp_path / "there.pt")
     move(path, there, library, facts_of(kind, library))
     with torch.no_grad():
-        found = LOADERS[library](kind, there)(rows()).double()
+        outputs = LOADERS[library](kind, there)(rows()).double()
     tensors, _ = load(path, other)
-    wanted = scores(kind, other, tensors, rows())
+    expected = scores(kind, other, tensors, rows())
     if kind == C51:
-        wanted = (wanted.view(200, ACTIONS, ATOMS).softmax(2) * torch.linspace(-3, 7, ATOMS)).sum(2)
+        expected = (expected.view(200, ACTIONS, ATOMS).softmax(2) * torch.linspace(-3, 7, ATOMS)).sum(2)
     if kind == QRDQN:
-        wanted = wanted.view(200, QUANTILES, ACTIONS).mean(1)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6 * float(wanted.abs().max()))
-    assert torch.equal(found.argmax(1), wanted.argmax(1))
+        expected = expected.view(200, QUANTILES, ACTIONS).mean(1)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+    assert torch.equal(outputs.argmax(1), expected.argmax(1))
 
 
 _PREDICT = """
@@ -732,9 +732,9 @@ def test_statistics_are_computed_for_another_formula_or_missing_by_name(tmp_path
 
 def expected_scores(path: str) -> np.ndarray:
     mean, var = (scaler()[name].numpy() for name in ("running_mean", "running_variance"))
-    seen = ((10 * rows() - mean) / (np.sqrt(var) + 1e-8)).clip(-5, 5)
+    normalized = ((10 * rows() - mean) / (np.sqrt(var) + 1e-8)).clip(-5, 5)
     tensors, _ = load(path, "skrl")
-    return np.asarray(scores(PPO, "skrl", tensors, seen))
+    return np.asarray(scores(PPO, "skrl", tensors, normalized))
 
 
 @pytest.mark.slow
@@ -743,8 +743,8 @@ def test_rl_games_normalises_as_skrl_did(tmp_path: Path) -> None:
     path, there = save(tmp_path, PPO, "skrl", scaler()), str(tmp_path / "there.pt")
     move(path, there, "rl_games", facts_of(PPO, "rl_games"))
     with torch.no_grad():
-        found = load_with_rl_games(PPO, there)(10 * rows())
-    np.testing.assert_allclose(found, expected_scores(path), rtol=1e-5, atol=1e-5)
+        outputs = load_with_rl_games(PPO, there)(10 * rows())
+    np.testing.assert_allclose(outputs, expected_scores(path), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [PPO, pytest.param(CONTINUOUS, marks=pytest.mark.slow)])
@@ -753,8 +753,8 @@ def test_a_moved_agent_draws_the_same_actions(kind: str, tmp_path: Path) -> None
     path, obs = save(tmp_path, kind, "sb3"), np.repeat(rows()[:2], 50, axis=0)
     agent = load_agent(path)
     agent.seed(3)
-    wanted = agent.act(obs, deterministic=False)
-    assert len(np.unique(wanted[:50].round(6), axis=0)) > 1
+    expected = agent.act(obs, deterministic=False)
+    assert len(np.unique(expected[:50].round(6), axis=0)) > 1
     for library in ("cleanrl", "tianshou", "skrl", "rl_games", "torch"):
         there, facts = str(tmp_path / f"{library}{SUFFIX.get(library, '.pt')}"), facts_of(kind, library)
         convert(path, there, to=library, facts=facts, allow_missing=True, sync=False)
@@ -762,7 +762,7 @@ def test_a_moved_agent_draws_the_same_actions(kind: str, tmp_path: Path) -> None
         moved.seed(3)
         drawn = moved.act(obs, deterministic=False)
         # Programs of skrl clip the action.
-        np.testing.assert_allclose(drawn if kind == PPO else drawn.clip(-1, 1), wanted, atol=1e-6)
+        np.testing.assert_allclose(drawn if kind == PPO else drawn.clip(-1, 1), expected, atol=1e-6)
         path = there
     if kind == PPO:
         (tmp_path / "tianshou.pt.ckpttool.json").unlink()
@@ -783,7 +783,7 @@ HEADS = ("identity", "clip", "affine", "clip_affine")
 
 
 @pytest.mark.parametrize("kind", ALGORITHMS)
-@pytest.mark.parametrize("target", [name for name, each in TARGETS.items() if each.agent and name != "sb3"])
+@pytest.mark.parametrize("target", [name for name, item in TARGETS.items() if item.agent and name != "sb3"])
 def test_the_tables_list_what_is_written(kind: str, target: str, tmp_path: Path) -> None:
     """A continuous policy is written if its action map, which is stated here, is one of the target's.
 
@@ -791,13 +791,13 @@ def test_the_tables_list_what_is_written(kind: str, target: str, tmp_path: Path)
     """
     table = plugins.find("layouts", TARGETS[target].layout).load().TABLE
     listed = {*table.writes} | ({"continuous PPO"} if {"PPO", "BC"} & {*table.writes} else set())
-    path, given = str(SAMPLE), [AgentFacts()]
+    path, facts_given = str(SAMPLE), [AgentFacts()]
     if kind != "td3":
-        path, given = save(tmp_path, kind, "tianshou"), [AgentFacts(activations="tanh")]
+        path, facts_given = save(tmp_path, kind, "tianshou"), [AgentFacts(activations="tanh")]
     if kind == CONTINUOUS:
-        given = [replace(given[0], head=head, action_low=-1.0, action_high=1.0) for head in HEADS]
+        facts_given = [replace(facts_given[0], head=head, action_low=-1.0, action_high=1.0) for head in HEADS]
     written, refused = [], []
-    for number, facts in enumerate(given):
+    for number, facts in enumerate(facts_given):
         there = str(tmp_path / f"there{number}{SUFFIX.get(target, TARGETS[target].ending)}")
         options = {"allow_missing": True, "sync": False, "optimizer": () if kind == "td3" else ("none",)}
         try:

@@ -185,14 +185,14 @@ def test_converted_agents_compute_the_same(saved: Path, case: str, tmp_path: Pat
 def test_keys_are_those_of_the_obvious_module(saved: Path, case: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     convert(str(saved / f"{case}-1"), str(tmp_path / "agent.pt"))
-    found = torch.load(tmp_path / "agent.pt", weights_only=True)
+    contents = torch.load(tmp_path / "agent.pt", weights_only=True)
     layers = EXPECTED[case.split("-")[0]]
     keys = [f"{layer}.{name}" for layer in layers for name in ("weight", "bias")]
-    assert list(found["critic"]) == list(found["critic_target"]) == keys
-    assert list(found["actor"]) == [f"{layer}.{name}" for layer in L123 for name in ("weight", "bias")]
-    parameters = [torch.nn.Parameter(tensor) for tensor in found["critic"].values()]
+    assert list(contents["critic"]) == list(contents["critic_target"]) == keys
+    assert list(contents["actor"]) == [f"{layer}.{name}" for layer in L123 for name in ("weight", "bias")]
+    parameters = [torch.nn.Parameter(tensor) for tensor in contents["critic"].values()]
     optimizer = torch.optim.Adam(parameters)
-    optimizer.load_state_dict(found["critic_optimizer"])
+    optimizer.load_state_dict(contents["critic_optimizer"])
     for parameter in parameters:
         state = optimizer.state[parameter]
         assert state["exp_avg"].shape == parameter.shape

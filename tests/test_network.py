@@ -108,8 +108,8 @@ def test_other_types_than_one_float_are_refused(dtypes: tuple[str, str], golden:
 
 class TestFeeds:
     def test_one_array_is_cast(self) -> None:
-        (given,) = InputAdapter(chain(3, dense(3, 1)))(np.ones((2, 3)))
-        assert given.dtype == np.float32
+        (array,) = InputAdapter(chain(3, dense(3, 1)))(np.ones((2, 3)))
+        assert array.dtype == np.float32
 
     @pytest.mark.parametrize("shape", [(2, 4), (3,), (2, 3, 1), (0, 4)])
     def test_a_wrong_shape_says_both(self, shape: tuple[int, ...]) -> None:
@@ -122,8 +122,8 @@ class TestFeeds:
             InputAdapter(chain(3, dense(3, 1)))(np.float64(1))
 
     def test_an_input_that_is_flattened_may_have_axes(self) -> None:
-        (given,) = InputAdapter(chain(6, Flatten(), dense(6, 1)))(np.arange(12.0).reshape(2, 3, 2))
-        np.testing.assert_array_equal(given, np.arange(12.0).reshape(2, 6))
+        (array,) = InputAdapter(chain(6, Flatten(), dense(6, 1)))(np.arange(12.0).reshape(2, 3, 2))
+        np.testing.assert_array_equal(array, np.arange(12.0).reshape(2, 6))
 
     @pytest.mark.parametrize("names", [("obs",), ("obs", "action", "goal"), ()])
     def test_names_must_be_the_networks(self, names: tuple[str, ...]) -> None:
@@ -140,9 +140,9 @@ class TestFeeds:
             InputAdapter(EVERY_KIND)({"obs": np.ones((2, 3)), "action": np.ones((1, 2))})
 
     def test_state_begins_with_zeros(self) -> None:
-        given = InputAdapter(EVERY_KIND)({"action": np.ones((2, 2)), "obs": np.ones((2, 3))})
-        assert [a.shape for a in given] == [(2, 3), (2, 2), (2, 4)]
-        assert not given[2].any()
+        arrays = InputAdapter(EVERY_KIND)({"action": np.ones((2, 2)), "obs": np.ones((2, 3))})
+        assert [a.shape for a in arrays] == [(2, 3), (2, 2), (2, 4)]
+        assert not arrays[2].any()
 
     def test_too_much_state_is_refused(self) -> None:
         with pytest.raises(UsageError, match="slots"):
@@ -157,8 +157,8 @@ class TestSerial:
         back = network.read_network(document, file)
         assert (back.inputs, back.output, back.states[0].name) == (EVERY_KIND.inputs, 11, "h")
         assert back.states[0].shape == (4,)
-        for ours, theirs in zip(back.nodes, EVERY_KIND.nodes, strict=True):
-            assert (type(ours.layer), ours.inputs) == (type(theirs.layer), theirs.inputs)
+        for node, reference in zip(back.nodes, EVERY_KIND.nodes, strict=True):
+            assert (type(node.layer), node.inputs) == (type(reference.layer), reference.inputs)
         for mine, other in zip(network_arrays(back), network_arrays(EVERY_KIND), strict=True):
             np.testing.assert_array_equal(mine, other, strict=True)
         assert back.nodes[6].layer == Activation("leaky_relu", 0.3)

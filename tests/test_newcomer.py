@@ -143,8 +143,8 @@ def test_the_command_line_lists_and_uses_them(
     agent = testing.build_tree({**test_toys.trained("brain", 3, 2), **test_toys.trained("judge", 5, 1)})
     with open(tmp_path / "agent.crate", "wb") as stream:
         importlib.import_module("crate").pieces(agent)[0].write(stream)
-    found = run("inspect", tmp_path / "agent.crate", "--json", env=environment).json()
-    assert (found["format"], found["layout"]) == ("crate", "toylab")
+    record = run("inspect", tmp_path / "agent.crate", "--json", env=environment).json()
+    assert (record["format"], record["layout"]) == ("crate", "toylab")
     for command, toy in (("formats", "crate"), ("layouts", "toylab"), ("backends", "einsum")):
         rows = run(command, "--json", env=environment).json()[command]
         assert toy in [row["name"] for row in rows]

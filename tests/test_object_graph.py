@@ -73,13 +73,13 @@ def _save_agent(folder: Path, kind: str, when: str, alias: str) -> list[dict[str
             return self.q1(x), self.q2(x)
 
     def critic():
-        made = {
+        makers = {
             "flat": lambda: Net([f"l{n}" for n in range(1, 7)]),
             "twin": Twin,
             "sequential": lambda: keras.Sequential([dense(3), keras.layers.BatchNormalization(), dense(1)]),
         }[kind]()
-        made(tf.zeros([1, 3]))
-        return made
+        makers(tf.zeros([1, 3]))
+        return makers
 
     class Agent(tf.Module):
         def __init__(self):
@@ -185,10 +185,10 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 def test_agents_are_named_as_the_live_objects(agents: tuple[Path, dict[str, Any]], case: str) -> None:
     folder, facts = agents
     tree = tf_bundle.read(str(folder / case)).tree
-    found = {}
+    result = {}
     for path, leaf in tree.tensors():
         others = [spelled(alias.path) for alias in tree.aliases.get(path, ())]
-        found[int(leaf.array().flat[0])] = {
+        result[int(leaf.array().flat[0])] = {
             "value": int(leaf.array().flat[0]),
             "path": spelled(path),
             "paths": sorted([spelled(path), *others]),
@@ -197,8 +197,8 @@ def test_agents_are_named_as_the_live_objects(agents: tuple[Path, dict[str, Any]
             "slot": leaf.slot,
             "trainable": leaf.trainable,
         }
-    assert len(found) == len(tree)
-    assert found == {fact["value"]: {**fact, "paths": sorted(fact["paths"])} for fact in facts[case]}
+    assert len(result) == len(tree)
+    assert result == {fact["value"]: {**fact, "paths": sorted(fact["paths"])} for fact in facts[case]}
 
 
 @pytest.mark.tensorflow
@@ -408,7 +408,7 @@ def test_short_aliases_are_complete() -> None:
         if number == 4:
             return ["/".join(path)]
         steps = [(name, child) for name, child in edges[number].items() if child not in passed]
-        return [found for name, child in steps for found in search(child, (*path, name), passed | {child})]
+        return [alias for name, child in steps for alias in search(child, (*path, name), passed | {child})]
 
     nodes = [node(list(edges[number].items())) for number in range(4)]
     paths, _ = named(*nodes, variable("k"), keys=("k",))
@@ -529,7 +529,7 @@ def test_the_form_of_2018() -> None:
         | {"net/l1/.ATTRIBUTES/a..b.Sc": VariableInfo("float32", (1,), Inline(b"abcd"))},
     )
     assert notes == ()
-    found = {
+    roles = {
         tuple(s.value for s in path): (
             leaf.role,
             leaf.slot,
@@ -538,7 +538,7 @@ def test_the_form_of_2018() -> None:
         )
         for path, leaf in tree.tensors()
     }
-    assert found == {
+    assert roles == {
         ("net", "l1", "kernel"): ("parameter", None, None, "net/dense/kernel"),
         ("net", "l1", "a.b/c"): ("parameter", None, None, None),
         ("optimizer", "beta1_power"): ("other", None, None, "beta1_power"),
@@ -686,30 +686,30 @@ def roles_of(*nodes: bytes, keys: tuple[str, ...]) -> dict[str, tuple[str, str |
 
 @pytest.mark.parametrize("prefix", ["adapt_", ""])
 def test_running_statistics_of_a_normalization_layer_are_buffers(prefix: str) -> None:
-    found = roles_of(
+    roles = roles_of(
         node([("norm", 1), ("mean", 5)]),
         node([(f"{prefix}mean", 2), (f"{prefix}variance", 3), ("count", 4)]),
         *(variable(key) for key in "abcd"),
         keys=tuple("abcd"),
     )
-    assert {found[f"norm/{name}"][0] for name in (f"{prefix}mean", f"{prefix}variance", "count")} == {
+    assert {roles[f"norm/{name}"][0] for name in (f"{prefix}mean", f"{prefix}variance", "count")} == {
         "buffer"
     }
-    assert found["mean"][0] == "parameter"
+    assert roles["mean"][0] == "parameter"
 
 
 def test_averages_of_sonnet_are_buffers() -> None:
-    found = roles_of(
+    roles = roles_of(
         node([("moving_mean", 1)]),
         node([("_counter", 2), ("_hidden", 3), ("average", 4)]),
         *(variable(key) for key in "abc"),
         keys=tuple("abc"),
     )
-    assert found["moving_mean/_hidden"][0] == found["moving_mean/average"][0] == "buffer"
+    assert roles["moving_mean/_hidden"][0] == roles["moving_mean/average"][0] == "buffer"
 
 
 def test_slots_of_sonnet_optimizers() -> None:
-    found = roles_of(
+    roles = roles_of(
         node([("net", 1), ("target", 2), ("opt", 3)]),
         node([("w", 6), ("b", 7)]),
         node([("b", 8)]),
@@ -721,14 +721,14 @@ def test_slots_of_sonnet_optimizers() -> None:
         *(variable("f", "adam/v/net/w"), variable("g", "adam/v/other")),
         keys=tuple("abcdefg"),
     )
-    assert found["opt/m/0"] == ("slot", "m", "net/w")
-    assert found["opt/m/1"] == ("slot", "m", None)  # two networks have a variable of that name
-    assert found["opt/v/0"] == ("slot", "v", "net/w")
-    assert found["opt/v/1"][0] == "parameter"
+    assert roles["opt/m/0"] == ("slot", "m", "net/w")
+    assert roles["opt/m/1"] == ("slot", "m", None)  # two networks have a variable of that name
+    assert roles["opt/v/0"] == ("slot", "v", "net/w")
+    assert roles["opt/v/1"][0] == "parameter"
 
 
 def test_slots_of_an_optimizer_without_a_name() -> None:
-    found = roles_of(
+    roles = roles_of(
         node([("w", 1), ("opt", 2)]),
         variable("a", "dense/kernel"),
         node([("_iterations", 3), ("_learning_rate", 4), ("_momentums", 5), ("_variables", 6)]),
@@ -738,12 +738,12 @@ def test_slots_of_an_optimizer_without_a_name() -> None:
         variable("d", "m/dense/kernel"),
         keys=tuple("abcd"),
     )
-    assert found["opt/_momentums/0"] == ("slot", "m", "w")
+    assert roles["opt/_momentums/0"] == ("slot", "m", "w")
 
 
 def test_slots_that_only_a_list_of_their_kind_holds() -> None:
     # Adafactor's scalars for variables of one dimension, in Keras 2 (tf_keras/src/optimizers/adafactor.py).
-    found = roles_of(
+    roles = roles_of(
         node([("w", 1), ("opt", 2)]),
         variable("a", "dense/bias"),
         node([("_iterations", 3), ("_learning_rate", 4), ("_r", 5), ("_variables", 6)]),
@@ -753,4 +753,4 @@ def test_slots_that_only_a_list_of_their_kind_holds() -> None:
         variable("d", "Adafactor/r/dense/bias"),
         keys=tuple("abcd"),
     )
-    assert found["opt/_r/0"] == ("slot", "r", "w")
+    assert roles["opt/_r/0"] == ("slot", "r", "w")

@@ -68,30 +68,30 @@ CASES: dict[str, tuple[nn.Module, torch.Tensor]] = {
 
 
 def done(source: Path, target: Path, **options: Any) -> ConversionResult:
-    found = convert(str(source), str(target), **options)
-    assert not found.report.unused, found.report.unused
-    return found
+    result = convert(str(source), str(target), **options)
+    assert not result.report.unused, result.report.unused
+    return result
 
 
 @pytest.mark.parametrize(("version", "folding"), [(17, True), (11, False)])
 @pytest.mark.parametrize("name", CASES)
 def test_a_module_loads_what_its_export_holds(name: str, version: int, folding: bool, tmp_path: Path) -> None:
     torch.manual_seed(1)
-    model, given = CASES[name]
+    model, inputs = CASES[name]
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.uniform_(0.5, 1.5)
     path = exported(
-        model, tmp_path / "m.onnx", given, opset_version=version, do_constant_folding=folding,
+        model, tmp_path / "m.onnx", inputs, opset_version=version, do_constant_folding=folding,
         dynamic_axes={}, training=torch.onnx.TrainingMode.PRESERVE,
     )  # fmt: skip
     done(path, tmp_path / "m.pt")
-    found = torch.load(tmp_path / "m.pt", weights_only=True)
-    wanted = {n: value for n, value in model.state_dict().items() if not n.endswith("num_batches_tracked")}
-    assert set(found) == set(wanted)
-    for key, value in wanted.items():
-        np.testing.assert_array_equal(found[key].numpy(), value.numpy(), err_msg=key)
-    type(model).load_state_dict(model, found, strict="batches" not in "".join(model.state_dict()))
+    state = torch.load(tmp_path / "m.pt", weights_only=True)
+    expected = {n: value for n, value in model.state_dict().items() if not n.endswith("num_batches_tracked")}
+    assert set(state) == set(expected)
+    for key, value in expected.items():
+        np.testing.assert_array_equal(state[key].numpy(), value.numpy(), err_msg=key)
+    type(model).load_state_dict(model, state, strict="batches" not in "".join(model.state_dict()))
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_a_module_loads_what_its_export_holds(name: str, version: int, folding: 
 )
 def test_other_targets_get_what_the_state_dict_gives_them(name: str, suffix: str, tmp_path: Path) -> None:
     torch.manual_seed(2)
-    model, given = CASES[name]
-    path = exported(model, tmp_path / "m.onnx", given, dynamic_axes={})
+    model, inputs = CASES[name]
+    path = exported(model, tmp_path / "m.onnx", inputs, dynamic_axes={})
     done(path, tmp_path / f"from_onnx{suffix}")
     state = {n: value for n, value in model.state_dict().items() if not n.endswith("num_batches_tracked")}
     torch.save(state, tmp_path / "m.pt")
@@ -114,8 +114,8 @@ def test_other_targets_get_what_the_state_dict_gives_them(name: str, suffix: str
         "square": ["net/0=dense"],
     }
     flatten = {"image": ["net/5=6,6,4"]} if suffix == ".weights.h5" else {}
-    asked = kinds.get(name, []) if suffix == ".weights.h5" else []
-    done(tmp_path / "m.pt", tmp_path / f"from_torch{suffix}", kinds=asked, flatten=flatten.get(name, []))
+    requested = kinds.get(name, []) if suffix == ".weights.h5" else []
+    done(tmp_path / "m.pt", tmp_path / f"from_torch{suffix}", kinds=requested, flatten=flatten.get(name, []))
     one, two = (tensors(tmp_path / f"{word}{suffix}") for word in ("from_onnx", "from_torch"))
     assert one.keys() == two.keys()
     for key, value in one.items():
@@ -123,8 +123,8 @@ def test_other_targets_get_what_the_state_dict_gives_them(name: str, suffix: str
 
 
 def tensors(path: Path) -> dict[str, np.ndarray]:
-    found = open_checkpoint(str(path)).tree
-    return {display(p): leaf.array() for p, leaf in found.items() if isinstance(leaf, Leaf)}
+    tree = open_checkpoint(str(path)).tree
+    return {display(p): leaf.array() for p, leaf in tree.items() if isinstance(leaf, Leaf)}
 
 
 @pytest.mark.parametrize("head", ["tanh", "plain"])
@@ -135,9 +135,9 @@ def test_a_converted_policy_plays_with_the_facts_of_the_graph(head: str, tmp_pat
     done(path, tmp_path / "policy.pt")
     rows = np.random.default_rng(0).normal(0, 3, (32, 3)).astype(np.float32)
     with torch.no_grad():
-        wanted = model(torch.from_numpy(rows)).numpy()
+        expected = model(torch.from_numpy(rows)).numpy()
     np.testing.assert_allclose(
-        actions_of(restore_agent(str(tmp_path / "policy.pt")), rows), wanted, rtol=1e-4, atol=1e-5
+        actions_of(restore_agent(str(tmp_path / "policy.pt")), rows), expected, rtol=1e-4, atol=1e-5
     )
 
 
@@ -166,8 +166,8 @@ def test_a_weight_that_is_scaled_by_its_operator_is_not_taken_as_it_is(tmp_path:
         next(attribute for attribute in node.attribute if attribute.name == "alpha").f = 2.0
 
     path = edited(exported(Sequence(*mlp()), tmp_path / "m.onnx"), change)
-    found = convert(str(path), str(tmp_path / "m.pt"))
-    assert "net/0/weight" in found.report.unused
+    result = convert(str(path), str(tmp_path / "m.pt"))
+    assert "net/0/weight" in result.report.unused
     assert not (tmp_path / "m.pt").exists()
 
 

@@ -42,20 +42,20 @@ def encoded(network: Network, **metadata: str) -> bytes:
 
 
 def fed(network: Network) -> dict[str, np.ndarray]:
-    found = make_observations(network)
-    return {"obs": found} if isinstance(found, np.ndarray) else dict(found)
+    observations = make_observations(network)
+    return {"obs": observations} if isinstance(observations, np.ndarray) else dict(observations)
 
 
 def require_same(network: Network) -> None:
     """Assert that 1000 outputs agree to 1e-6 of the largest number on the way."""
     obs = fed(network)
-    wanted = numpy_backend.build(network).step(obs)[0]
-    found = onnx_backend.run_model(encoded(network), obs)
+    expected = numpy_backend.build(network).step(obs)[0]
+    outputs = onnx_backend.run_model(encoded(network), obs)
     steps = [replace(network, output=len(network.inputs) + n) for n in range(len(network.nodes))]
-    largest = max(float(np.abs(numpy_backend.build(each).step(obs)[0]).max()) for each in steps)
-    assert found.shape == wanted.shape
-    assert found.dtype == wanted.dtype
-    assert np.abs(found - wanted).max() <= 1e-6 * max(1.0, largest)
+    largest = max(float(np.abs(numpy_backend.build(step).step(obs)[0]).max()) for step in steps)
+    assert outputs.shape == expected.shape
+    assert outputs.dtype == expected.dtype
+    assert np.abs(outputs - expected).max() <= 1e-6 * max(1.0, largest)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,8 +95,8 @@ def test_a_network_in_64_bits_stays_one() -> None:
         onnx.TensorProto.DOUBLE
     }
     obs = {"obs": fed(network)["obs"].astype("f8")}
-    found = onnx_backend.run_model(encoded(network), obs)
-    assert np.abs(found - numpy_backend.build(network).step(obs)[0]).max() <= 1e-14
+    outputs = onnx_backend.run_model(encoded(network), obs)
+    assert np.abs(outputs - numpy_backend.build(network).step(obs)[0]).max() <= 1e-14
 
 
 @st.composite
@@ -134,16 +134,16 @@ def test_any_policy_acts_as_in_numpy_and_is_the_same_file_twice(network: Network
 
 def test_what_a_reader_of_the_file_sees() -> None:
     model = onnx.load_from_string(encoded(WITHOUT_STATE, env="Pendulum-v1"))
-    assert [(each.domain, each.version) for each in model.opset_import] == [("", 13)]
+    assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 13)]
     assert model.ir_version == 7
     assert model.producer_name == "ckpttool"
-    assert {each.key: each.value for each in model.metadata_props} == {"env": "Pendulum-v1"}
+    assert {prop.key: prop.value for prop in model.metadata_props} == {"env": "Pendulum-v1"}
     shown = {
         value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
         for value in (*model.graph.input, *model.graph.output)
     }
     assert shown == {"obs": ["batch", 3], "action": ["batch", 2], "h": ["batch", 4], "y": ["batch", 4]}
-    constants = [each.name for each in model.graph.initializer]
+    constants = [constant.name for constant in model.graph.initializer]
     assert {"p2/kernel", "p2/bias", "p3/scale", "p3/offset", "p5/kernel", "p8/low"} <= set(constants)
     assert len(constants) == len(set(constants))
     assert not model.doc_string
@@ -176,14 +176,14 @@ def test_onnxruntime_joins_the_operators_that_the_opset_lacks(tmp_path: Path) ->
 
 def test_without_onnxruntime_the_onnx_library_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     obs = fed(WITHOUT_STATE)
-    wanted = onnx_backend.run_model(encoded(WITHOUT_STATE), obs)
+    expected = onnx_backend.run_model(encoded(WITHOUT_STATE), obs)
     assert onnx_backend.onnx_engine() == f"onnxruntime {onnxruntime.__version__}"
     monkeypatch.setattr(onnx_backend.importlib.util, "find_spec", lambda name: None)
     assert onnx_backend.onnx_engine().startswith("the reference evaluator of onnx")
-    assert np.abs(onnx_backend.run_model(encoded(WITHOUT_STATE), obs) - wanted).max() <= 1e-6
+    assert np.abs(onnx_backend.run_model(encoded(WITHOUT_STATE), obs) - expected).max() <= 1e-6
 
 
 def test_a_network_with_memory_gives_its_next_state_too() -> None:
     model = onnx.load_from_string(encoded(EVERY_KIND))
-    assert [each.name for each in model.graph.input] == ["obs", "action", "h"]
-    assert [each.name for each in model.graph.output] == ["y", "next_h"]
+    assert [value.name for value in model.graph.input] == ["obs", "action", "h"]
+    assert [value.name for value in model.graph.output] == ["y", "next_h"]

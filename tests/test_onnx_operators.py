@@ -576,9 +576,9 @@ def test_arithmetic_of_integers_is_refused(code: int, tmp_path: Path) -> None:
 
 
 def changed(change: Callable[[Any], None], path: Path) -> Path:
-    made = model([N("MatMul", ["obs", "W"], ["x"]), N("Add", ["x", "b"], ["action"])], {"W": W, "b": B})
-    change(made.graph)
-    onnx.save(made, str(path))
+    proto = model([N("MatMul", ["obs", "W"], ["x"]), N("Add", ["x", "b"], ["action"])], {"W": W, "b": B})
+    change(proto.graph)
+    onnx.save(proto, str(path))
     return path
 
 

@@ -32,11 +32,11 @@ CORPUS = ROOT.parent / "shared" / "corpus" / "exported" / "onnx"
 
 def exported(model: nn.Module, path: Path, *inputs: torch.Tensor, **options: Any) -> Path:
     """Write a module as PyTorch's exporter of TorchScript does, with a free number of observations."""
-    given = inputs or (torch.randn(1, 3),)
+    arguments = inputs or (torch.randn(1, 3),)
     named = {"input_names": ["obs"], "dynamic_axes": {"obs": {0: "batch"}}, **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(model.eval(), given, str(path), dynamo=False, **named)
+        torch.onnx.export(model.eval(), arguments, str(path), dynamo=False, **named)
     return path
 
 
@@ -61,9 +61,9 @@ def runs_as_onnxruntime(path: Path, network: str = "actor", output: str | None =
     rows = np.random.default_rng(1).normal(0, 2, (16, *rest)).astype(np.float32)
     name = output or session.get_outputs()[0].name
     batches = rows[:, None] if first.shape[0] == 1 else [rows]
-    wanted = np.concatenate([session.run([name], {first.name: each})[0] for each in batches])
-    found = actions_of(agent, rows)
-    np.testing.assert_allclose(found, wanted.reshape(found.shape), rtol=1e-4, atol=2e-5)
+    expected = np.concatenate([session.run([name], {first.name: batch})[0] for batch in batches])
+    actions = actions_of(agent, rows)
+    np.testing.assert_allclose(actions, expected.reshape(actions.shape), rtol=1e-4, atol=2e-5)
     return agent
 
 
@@ -220,8 +220,8 @@ def test_an_export_of_a_model_is_read_back_as_it_is(after: Any, tmp_path: Path) 
     agent = runs_as_onnxruntime(again)
     assert agent.known.env == {"id": "Pendulum-v1"}
     rows = np.random.default_rng(3).normal(size=(8, 3)).astype(np.float32)
-    wanted = actions_of(restore_agent(str(path)), rows)
-    np.testing.assert_allclose(actions_of(agent, rows), wanted, rtol=1e-5, atol=1e-6)
+    expected = actions_of(restore_agent(str(path)), rows)
+    np.testing.assert_allclose(actions_of(agent, rows), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_an_export_of_an_agent_is_of_no_layout_and_plays_as_its_graph(tmp_path: Path) -> None:
@@ -282,8 +282,8 @@ class Recurrent(nn.Module):
         self.actor = nn.Sequential(nn.Linear(8, 16), nn.ELU(), nn.Linear(16, 2))
 
     def forward(self, obs: torch.Tensor, *state: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = state if len(state) > 1 else state[0]
-        x, after = self.rnn(obs.unsqueeze(0), given)
+        state_input = state if len(state) > 1 else state[0]
+        x, after = self.rnn(obs.unsqueeze(0), state_input)
         return (self.actor(x.squeeze(0)), *(after if isinstance(after, tuple) else (after,)))
 
 
@@ -306,12 +306,12 @@ def test_a_recurrent_policy_carries_its_state(
     policy = numpy_backend.build(build_part_network(agent, part, wiring))
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     mine: tuple[Any, ...] = ()
-    theirs: Sequence[np.ndarray] = [np.zeros((1, 1, 8), np.float32) for _ in names]
+    reference: Sequence[np.ndarray] = [np.zeros((1, 1, 8), np.float32) for _ in names]
     for row in np.random.default_rng(0).normal(size=(6, 1, 3)).astype(np.float32):
-        found, mine = policy.step(row, mine)
-        fed = {f"{n}_in": value for n, value in zip(names, theirs, strict=True)}
-        wanted, *theirs = session.run(None, {"obs": row, **fed})
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+        actions, mine = policy.step(row, mine)
+        fed = {f"{n}_in": value for n, value in zip(names, reference, strict=True)}
+        expected, *reference = session.run(None, {"obs": row, **fed})
+        np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-5)
 
 
 # What is refused.
@@ -394,13 +394,13 @@ def test_an_export_of_discrete_actions_is_read_back(name: str, tmp_path: Path) -
     places = [f"/{n}" for n in range(len(network.nodes))]
     path.write_bytes(encode_model(network, places, "action", {}, "scores"))
     obs = generator.normal(size=(300, 3)).astype(np.float32)
-    scores, wanted = onnxruntime.InferenceSession(str(path)).run(None, {"obs": obs})
+    scores, expected = onnxruntime.InferenceSession(str(path)).run(None, {"obs": obs})
     agent = load_agent(str(path))
     assert agent.choices is not None
     assert agent.choices == Choices(chosen.counts, chosen.starts, single=len(chosen.counts) == 1)
     np.testing.assert_allclose(agent.scores(obs), scores, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(agent.act(obs).reshape(wanted.shape), wanted)
-    assert len(np.unique(wanted[:, 0])) > 1
+    np.testing.assert_array_equal(agent.act(obs).reshape(expected.shape), expected)
+    assert len(np.unique(expected[:, 0])) > 1
 
 
 class Greedy(nn.Module):
@@ -420,9 +420,9 @@ class Greedy(nn.Module):
 def test_an_exported_arg_max_chooses(after: Any, tmp_path: Path) -> None:
     path = exported(Greedy(after), tmp_path / "q.onnx", torch.randn(1, 4))
     obs = np.random.default_rng(2).normal(size=(300, 4)).astype(np.float32)
-    (wanted,) = onnxruntime.InferenceSession(str(path)).run(None, {"obs": obs})
+    (expected,) = onnxruntime.InferenceSession(str(path)).run(None, {"obs": obs})
     agent = load_agent(str(path), "CartPole-v1")
-    np.testing.assert_array_equal(agent.act(obs), wanted.reshape(-1))
+    np.testing.assert_array_equal(agent.act(obs), expected.reshape(-1))
     with pytest.raises(EnvironmentMismatchError):
         load_agent(str(path), "Acrobot-v1")
     with pytest.raises(EnvironmentMismatchError):

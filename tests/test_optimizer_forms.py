@@ -67,14 +67,14 @@ def agent(
 
 
 def bound(tree: Tree) -> RecognizedAgent:
-    found = recognize_tree(tree, "agent")
-    assert found is not None
-    return found
+    agent = recognize_tree(tree, "agent")
+    assert agent is not None
+    return agent
 
 
 def canonical(tree: Tree) -> dict[str, Leaf | ValueLeaf]:
-    made = canonical_tree(tree, bound(tree).moves)
-    return {made.names[path]: found for path, found in made.items()}
+    agent_tree = canonical_tree(tree, bound(tree).moves)
+    return {agent_tree.names[path]: result for path, result in agent_tree.items()}
 
 
 def in_keras(tree: Tree) -> Plan:
@@ -89,15 +89,15 @@ BIASES = [name for name in WEIGHTS if name.endswith("bias")]
 @pytest.mark.parametrize("first", [KERNELS, BIASES])
 def test_kernels_and_biases_apart_are_known_by_their_shapes(first: list[str]) -> None:
     groups = [first, [name for name in WEIGHTS if name not in first]]
-    found = canonical(agent(groups, {**ADAM, "weight_decay": 0.25}, ADAM))
+    leaves = canonical(agent(groups, {**ADAM, "weight_decay": 0.25}, ADAM))
     for number, name in enumerate([*groups[0], *groups[1]]):
         layer, _, kind = name.partition(".")
-        place = f"{int(layer[1]) - 1}/{'kernel' if kind == 'weight' else 'bias'}"
-        moment = found[f"{NAME}/m/{place}"]
+        weight = f"{int(layer[1]) - 1}/{'kernel' if kind == 'weight' else 'bias'}"
+        moment = leaves[f"{NAME}/m/{weight}"]
         assert isinstance(moment, Leaf)
         assert moment.array().reshape(-1)[0] == number + 1
-        assert found[f"{NAME}/weight_decay/{place}"] == ValueLeaf(0.25 if name in first else 0.0)
-    assert found[f"{NAME}/learning_rate"] == ValueLeaf(0.5)  # on which they agree
+        assert leaves[f"{NAME}/weight_decay/{weight}"] == ValueLeaf(0.25 if name in first else 0.0)
+    assert leaves[f"{NAME}/learning_rate"] == ValueLeaf(0.5)  # on which they agree
 
 
 def test_groups_that_could_be_shared_out_in_two_ways_are_left_unmapped(golden: Golden) -> None:
@@ -115,10 +115,10 @@ def test_names_tell_what_shapes_do_not() -> None:
         for names, rate in zip(groups, (0.25, 0.5), strict=True)
     ]
     tree = agent(groups, *named)
-    found = canonical(tree)
-    assert found[f"{NAME}/learning_rate/1/kernel"] == ValueLeaf(0.25)
-    assert found[f"{NAME}/learning_rate/2/kernel"] == ValueLeaf(0.5)
-    moment = found[f"{NAME}/m/1/kernel"]
+    leaves = canonical(tree)
+    assert leaves[f"{NAME}/learning_rate/1/kernel"] == ValueLeaf(0.25)
+    assert leaves[f"{NAME}/learning_rate/2/kernel"] == ValueLeaf(0.5)
+    moment = leaves[f"{NAME}/m/1/kernel"]
     assert isinstance(moment, Leaf)
     assert moment.array()[0, 0] == 2  # the second parameter of its group
 
@@ -136,12 +136,12 @@ def test_groups_go_through_the_canonical_agent_and_come_back(tmp_path: Path, see
     save(agent(groups, *settings), str(tmp_path / "a.pt"))
     convert(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), layout="td3_torch")
     before, after = (open_checkpoint(str(tmp_path / name)).tree for name in ("a.pt", "b.pt"))
-    there = {after.names[path]: _content(found) for path, found in after.items()}
-    assert all(there[before.names[path]] == _content(found) for path, found in before.items())
+    there = {after.names[path]: _content(result) for path, result in after.items()}
+    assert all(there[before.names[path]] == _content(result) for path, result in before.items())
 
 
-def _content(found: Leaf | ValueLeaf) -> object:
-    return bytes(found.read()) if isinstance(found, Leaf) else found.value
+def _content(result: Leaf | ValueLeaf) -> object:
+    return bytes(result.read()) if isinstance(result, Leaf) else result.value
 
 
 @pytest.mark.parametrize(
@@ -181,9 +181,9 @@ def test_rates_that_differ_are_kept_beside_keras_optimizer() -> None:
     groups = [KERNELS, BIASES]
     tree = agent(groups, {**ADAM, "lr": 0.25}, ADAM)
     plan = in_keras(tree)
-    made = canonical_tree(tree, bound(tree).moves)
+    agent_tree = canonical_tree(tree, bound(tree).moves)
     placed = {move.source for move in plan.moves} | set(plan.consumed)
-    assert {made.names[path] for path in made if path not in placed} == set()
+    assert {agent_tree.names[path] for path in agent_tree if path not in placed} == set()
     rates = {name: rate for name, rate in plan.settings[NAME].items() if name.startswith("learning_rate/")}
     assert sorted(set(rates.values())) == [0.25, 0.5]
     assert len(rates) == len(WEIGHTS)
@@ -193,9 +193,9 @@ def test_rates_that_differ_are_kept_beside_keras_optimizer() -> None:
 def test_dampening_has_no_place_in_keras() -> None:
     tree = agent([list(WEIGHTS)], {**SGD, "dampening": 0.1}, slots=("momentum_buffer",))
     plan = in_keras(tree)
-    made = canonical_tree(tree, bound(tree).moves)
+    agent_tree = canonical_tree(tree, bound(tree).moves)
     placed = {move.source for move in plan.moves} | set(plan.consumed)
-    assert {made.names[path] for path in made if path not in placed} == {f"{NAME}/dampening"}
+    assert {agent_tree.names[path] for path in agent_tree if path not in placed} == {f"{NAME}/dampening"}
 
 
 def test_a_velocity_is_minus_the_buffer_times_the_rate() -> None:
@@ -244,9 +244,9 @@ def test_a_momentum_that_nobody_tells_is_missing(momentum: Path, tmp_path: Path)
     done = convert(str(momentum), str(tmp_path / "out.pt"), optimizer=[f"{NAME}/momentum=0.5"])
     assert done.written
     tree = open_checkpoint(str(tmp_path / "out.pt")).tree
-    values = {tree.names[path]: found.value for path, found in tree.plain()}
+    values = {tree.names[path]: result.value for path, result in tree.plain()}
     assert values[f"{NAME}/param_groups/0/momentum"] == 0.5
-    moments = {tree.names[path]: found.array() for path, found in tree.tensors() if found.slot}
+    moments = {tree.names[path]: result.array() for path, result in tree.tensors() if result.slot}
     assert [moments[f"{NAME}/state/{n}/momentum_buffer"].max() for n in range(3)] == [1, 2, 3]
     receipt = json.loads((tmp_path / "out.pt.ckpttool.json").read_text())
     assert receipt["provenance"]["optimizer"] == f"given: {NAME}/momentum=0.5"
@@ -288,15 +288,15 @@ def test_a_setting_that_the_optimizer_has_not_is_refused(
     tmp_path: Path, said: tuple[str, ...], golden: Golden
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        convert(str(TF_SAMPLE), str(tmp_path / "x.pt"), optimizer=[f"{NAME}/{each}" for each in said])
+        convert(str(TF_SAMPLE), str(tmp_path / "x.pt"), optimizer=[f"{NAME}/{option}" for option in said])
     golden(caught.value)
 
 
 def test_settings_of_two_optimizers_are_two_settings(tmp_path: Path) -> None:
-    said = [f"{name}_optimizer/epsilon={value}" for name, value in (("actor", 0.25), ("critic", 0.5))]
-    assert convert(str(TF_SAMPLE), str(tmp_path / "x.pt"), optimizer=said).written
+    options = [f"{name}_optimizer/epsilon={value}" for name, value in (("actor", 0.25), ("critic", 0.5))]
+    assert convert(str(TF_SAMPLE), str(tmp_path / "x.pt"), optimizer=options).written
     tree = open_checkpoint(str(tmp_path / "x.pt")).tree
-    values = {tree.names[path]: found.value for path, found in tree.plain()}
+    values = {tree.names[path]: result.value for path, result in tree.plain()}
     assert [values[f"{name}_optimizer/param_groups/0/eps"] for name in ("actor", "critic")] == [0.25, 0.5]
 
 
@@ -312,15 +312,15 @@ def test_penalties_in_the_configurations_of_layers_are_taken(version: int, golde
     config = {"class_name": "L2", "config": {"l2": 0.25}}
     if version == 3:
         config |= {"module": "keras.regularizers", "registered_name": None}
-    found = plain_facts({"units": 4, "kernel_regularizer": config, "bias_regularizer": None})
-    assert found == {"units": 4, "kernel_regularizer": "L2", "kernel_regularizer_l2": 0.25}
+    facts = plain_facts({"units": 4, "kernel_regularizer": config, "bias_regularizer": None})
+    assert facts == {"units": 4, "kernel_regularizer": "L2", "kernel_regularizer_l2": 0.25}
     tree = open_checkpoint(str(TF_SAMPLE)).tree
     binding = recognize_tree(tree, TF_SAMPLE.name)
     assert binding is not None
-    held = {
-        path[:-1]: Container("module", "Dense", found) for path in tree if "critic/q1/l" in tree.names[path]
+    containers = {
+        path[:-1]: Container("module", "Dense", facts) for path in tree if "critic/q1/l" in tree.names[path]
     }
-    known = OptimizerOptions().into(None, binding, Tree(tree.leaves, tree.aliases, held))
+    known = OptimizerOptions().into(None, binding, Tree(tree.leaves, tree.aliases, containers))
     assert known is not None
     assert known.optimizers == {
         "critic_optimizer": {
@@ -343,7 +343,7 @@ def test_one_penalty_makes_groups_of_every_optimizer_it_names(tmp_path: Path) ->
     done = convert(str(TF_SAMPLE), str(tmp_path / "x.pt"), l2=["critic/**/kernel=0.01"])
     assert done.written
     tree = open_checkpoint(str(tmp_path / "x.pt")).tree
-    values = {tree.names[path]: found.value for path, found in tree.plain()}
+    values = {tree.names[path]: result.value for path, result in tree.plain()}
     assert [values[f"critic_optimizer/param_groups/{n}/weight_decay"] for n in range(2)] == [0.02, 0.0]
     assert "actor_optimizer/param_groups/1/lr" not in values
     names = [values[f"critic_optimizer/param_groups/1/param_names/{n}"] for n in range(6)]
@@ -399,7 +399,7 @@ def test_the_class_of_a_file_decides_what_its_slots_are(
     plan, _ = in_torch(keras_tree(cls, slots, more))
     assert plan is not None
     assert slot in {str(move.target[-1].value) for move in plan.moves}
-    assert any("same slots" in each for each in plan.assumed) == (cls is None)
+    assert any("same slots" in sentence for sentence in plan.assumed) == (cls is None)
     assert not plan.missing
 
 
@@ -414,7 +414,7 @@ def test_every_default_of_a_restored_optimizer_is_assumed(tmp_path: Path) -> Non
     request, assumed = restored
     assert request["arguments"]["weight_decay"] == ADAMW_DEFAULTS["weight_decay"].value
     numbers = {name for name, value in request["arguments"].items() if not isinstance(value, bool)}
-    assert numbers == {name for name in numbers for each in assumed if f" {name} = " in each}
+    assert numbers == {name for name in numbers for sentence in assumed if f" {name} = " in sentence}
 
 
 @pytest.mark.parametrize("cls", sorted(UNCONVERTED))
@@ -471,10 +471,10 @@ def test_momentum_at_rate_zero_is_missing_in_keras() -> None:
 def test_constructors_get_floats() -> None:
     """Keras refuses integers."""
     tree = agent([list(WEIGHTS)], {**SGD, "momentum": 0}, slots=())
-    (note,) = [each for each in in_keras(tree).notes if "keras.optimizers." in each]
+    (note,) = [note for note in in_keras(tree).notes if "keras.optimizers." in note]
     call = ast.parse(note[note.index("keras.optimizers.") :], mode="eval").body
     assert isinstance(call, ast.Call)
-    values = [each.value.value for each in call.keywords if isinstance(each.value, ast.Constant)]
+    values = [keyword.value.value for keyword in call.keywords if isinstance(keyword.value, ast.Constant)]
     assert values
     assert all(isinstance(value, float | bool) for value in values)
 
@@ -483,13 +483,13 @@ def test_the_lines_that_load_name_the_variables() -> None:
     paths = [(attr(name),) for name in "abc"]
     written = WrittenOptimizer("AdamW", {}, [[paths[0], paths[2]]], "keras.optimizers.AdamW()", [paths[2]])
     order = {path: n for n, path in enumerate(paths)}
-    made = ConvertedOptimizers(Tree({}), written={"optimizer": written}, order=order, parameters=3)
-    lines = made.loading_code(["model.load_weights('x')"], "keras")
+    converted = ConvertedOptimizers(Tree({}), written={"optimizer": written}, order=order, parameters=3)
+    lines = converted.loading_code(["model.load_weights('x')"], "keras")
     assert lines[1:3] == (
         "optimizer.exclude_from_weight_decay([model.weights[2]])",
         "optimizer.build([model.weights[n] for n in (0, 2)])",
     )
-    whole = made._replace(parameters=2).loading_code([], "keras")
+    whole = converted._replace(parameters=2).loading_code([], "keras")
     assert "optimizer.build(model.trainable_variables)" in whole
 
 

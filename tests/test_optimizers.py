@@ -43,17 +43,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pytest.skip(f"{framework} is not installed")
     from tests import optimizer_programs, tensorflow_child
 
-    place = tmp_path_factory.mktemp("optimizers")
+    folder = tmp_path_factory.mktemp("optimizers")
     for case in CASES:
-        _train(place, case)
-        convert(str(place / f"torch-{case}.pt"), str(place / f"torch-{case}-1"), to="tf")
-    _train_groups(place)
-    convert(str(place / "torch-l2.pt"), str(place / "torch-l2-1"), to="tf")
+        _train(folder, case)
+        convert(str(folder / f"torch-{case}.pt"), str(folder / f"torch-{case}-1"), to="tf")
+    _train_groups(folder)
+    convert(str(folder / "torch-l2.pt"), str(folder / "torch-l2-1"), to="tf")
     for case in TF1:
-        target = str(place / f"torch-{case}-named-1")
-        convert(str(place / f"torch-{case}.pt"), target, to="tf1")
-    tensorflow_child.run_each(optimizer_programs.__file__, {"train": place, "resume": place})
-    return place
+        target = str(folder / f"torch-{case}-named-1")
+        convert(str(folder / f"torch-{case}.pt"), target, to="tf1")
+    tensorflow_child.run_each(optimizer_programs.__file__, {"train": folder, "resume": folder})
+    return folder
 
 
 # --- Torch's side --------------------------------------------------------------------------------------
@@ -95,16 +95,16 @@ def _values(parameters: Mapping[str, torch.nn.Parameter]) -> list[np.ndarray]:
     return [parameter.detach().numpy().T.copy() for parameter in parameters.values()]
 
 
-def _train(place: Path, case: str) -> None:
+def _train(folder: Path, case: str) -> None:
     import torch
 
     _, _, cls, settings = CASES[case]
     parameters = _parameters(weights())
     optimizer = getattr(torch.optim, cls)(parameters.values(), lr=RATE, **settings)
     _go_on(parameters, optimizer, 0)
-    _save(place / f"torch-{case}.pt", parameters, optimizer)
+    _save(folder / f"torch-{case}.pt", parameters, optimizer)
     _go_on(parameters, optimizer, STEPS)
-    np.savez(place / f"torch-{case}.npz", *_values(parameters))
+    np.savez(folder / f"torch-{case}.npz", *_values(parameters))
 
 
 def _groups(parameters: Mapping[str, torch.nn.Parameter], decay: float) -> list[dict[str, Any]]:
@@ -113,16 +113,16 @@ def _groups(parameters: Mapping[str, torch.nn.Parameter], decay: float) -> list[
     return [{"params": kernels, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
 
 
-def _train_groups(place: Path) -> None:
+def _train_groups(folder: Path) -> None:
     import torch
 
     for name, cls in (("l2", torch.optim.Adam), ("groups", torch.optim.AdamW)):
         parameters = _parameters(weights())
         optimizer = cls(_groups(parameters, 0.02), lr=RATE, **CASES["adam"][3])
         _go_on(parameters, optimizer, 0)
-        _save(place / f"torch-{name}.pt", parameters, optimizer)
+        _save(folder / f"torch-{name}.pt", parameters, optimizer)
         _go_on(parameters, optimizer, STEPS)
-        np.savez(place / f"torch-{name}.npz", *_values(parameters))
+        np.savez(folder / f"torch-{name}.npz", *_values(parameters))
 
 
 def _class(name: str) -> str:
@@ -136,11 +136,11 @@ def _resumed(file: Path, cls: Any, groups: float | None = None, scale: float = 1
     """Load what was converted, strictly, and return the weights after more updates."""
     import torch
 
-    found = torch.load(file, weights_only=True)
-    parameters = {name: torch.nn.Parameter(tensor) for name, tensor in found["actor"].items()}
+    contents = torch.load(file, weights_only=True)
+    parameters = {name: torch.nn.Parameter(tensor) for name, tensor in contents["actor"].items()}
     every: Any = list(parameters.values()) if groups is None else _groups(parameters, groups)
     optimizer = (getattr(torch.optim, cls) if isinstance(cls, str) else cls)(every, lr=1.0)
-    optimizer.load_state_dict(found[NAME if NAME in found else "optimizer"])
+    optimizer.load_state_dict(contents[NAME if NAME in contents else "optimizer"])
     _go_on(parameters, optimizer, STEPS, scale)
     return _values(parameters)
 
@@ -165,15 +165,15 @@ def _given(name: str) -> Iterator[str]:
         yield f"{title}/momentum=0"
 
 
-def _apart(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
+def _apart(result: list[np.ndarray], expected: list[np.ndarray]) -> float:
     """Return the largest difference, relative to how far the weights moved."""
-    pairs = zip(found, expected, weights().values(), strict=True)
+    pairs = zip(result, expected, weights().values(), strict=True)
     return float(max(np.abs(a - b).max() / np.abs(b - start).max() for a, b, start in pairs))
 
 
 def _expected(folder: Path, name: str) -> list[np.ndarray]:
-    with np.load(folder / f"{name}.npz") as found:
-        return [found[key] for key in found]
+    with np.load(folder / f"{name}.npz") as archive:
+        return [archive[key] for key in archive]
 
 
 # --- The tests -----------------------------------------------------------------------------------------
@@ -210,14 +210,14 @@ def test_training_goes_on_in_keras(folder: Path, tmp_path: Path, case: str) -> N
 
 @pytest.mark.parametrize("case", TF1)
 def test_training_goes_on_in_tensorflow_1(folder: Path, case: str) -> None:
-    found = _expected(folder, f"torch-{case}-named-after")
-    assert _apart(found, _expected(folder, f"torch-{case}")) < EQUAL
+    result = _expected(folder, f"torch-{case}-named-after")
+    assert _apart(result, _expected(folder, f"torch-{case}")) < EQUAL
 
 
 def _tiny(folder: Path, tmp_path: Path, case: str) -> tuple[Path, list[np.ndarray], str]:
     settings = {**CASES[case][1], "epsilon": 1e-7}
-    given = [f"{NAME}/{name}={value}" for name, value in settings.items()]
-    done = convert(str(folder / f"tiny-{case}-1"), str(tmp_path / "agent.pt"), optimizer=given)
+    options = [f"{NAME}/{name}={value}" for name, value in settings.items()]
+    done = convert(str(folder / f"tiny-{case}-1"), str(tmp_path / "agent.pt"), optimizer=options)
     return tmp_path / "agent.pt", _expected(folder, f"tiny-{case}"), "\n".join(done.report.notes)
 
 
@@ -225,9 +225,9 @@ def _tiny(folder: Path, tmp_path: Path, case: str) -> tuple[Path, list[np.ndarra
 def test_where_epsilon_counts_training_differs_and_the_report_says_so(
     folder: Path, tmp_path: Path, case: str, golden: Golden
 ) -> None:
-    target, expected, said = _tiny(folder, tmp_path, case)
+    target, expected, report = _tiny(folder, tmp_path, case)
     assert _apart(_resumed(target, CASES[case][2], scale=TINY[case]), expected) > 1e-3
-    golden(said)
+    golden(report)
 
 
 def test_an_adam_that_adds_epsilon_as_keras_does_is_exact(folder: Path, tmp_path: Path) -> None:
@@ -257,8 +257,8 @@ def test_penalties_become_groups_with_weight_decay_and_come_back(
     receipt = json.loads(Path(f"{target}.ckpttool.json").read_text())
     assert receipt["provenance"]["l2"] == "given: actor/**/kernel=0.01"
     back = convert(str(target), str(tmp_path / "back-1"), to="tf", layout="fujimoto")
-    told = json.loads((tmp_path / "back-1.ckpttool.json").read_text())["optimizers"][NAME]
-    assert told.items() >= KERNELS.items()
+    record = json.loads((tmp_path / "back-1.ckpttool.json").read_text())["optimizers"][NAME]
+    assert record.items() >= KERNELS.items()
     golden("\n".join(back.report.notes))
     # The sidecar tells now what --l2 told before.
     convert(str(tmp_path / "back-1"), str(tmp_path / "again.pt"), layout="td3_tf")
@@ -307,9 +307,9 @@ def test_a_class_of_torch_is_known_by_its_settings_and_state(cls: str, stepped: 
         optimizer.step()
     saved = optimizer.state_dict()
     keys = {*saved["param_groups"][0]} - {"params"}
-    state = {name for each in saved["state"].values() for name in each}
-    found = find_torch_class(frozenset(keys), frozenset(state))
-    assert (found and found.name) == (cls.replace("AdamW", "Adam") if cls in TRAINED else None)
+    state = {name for slots in saved["state"].values() for name in slots}
+    family = find_torch_class(frozenset(keys), frozenset(state))
+    assert (family and family.name) == (cls.replace("AdamW", "Adam") if cls in TRAINED else None)
 
 
 OLDEST = {"lr", "betas", "eps", "weight_decay"}
@@ -330,5 +330,5 @@ OLDEST = {"lr", "betas", "eps", "weight_decay"}
 def test_a_state_without_newer_settings_is_that_of_one_class_or_none(
     keys: set[str], state: set[str], cls: str | None
 ) -> None:
-    found = find_torch_class(frozenset(keys), frozenset(("step", *state)))
-    assert (found and found.name) == cls
+    family = find_torch_class(frozenset(keys), frozenset(("step", *state)))
+    assert (family and family.name) == cls

@@ -43,9 +43,9 @@ def written(folder: Path, arrays: Arrays, container: str) -> str:
         file.write_bytes(pickle.dumps(arrays))
     elif kind == "h5":
         h5py = pytest.importorskip("h5py")
-        with h5py.File(file, "w") as made:
+        with h5py.File(file, "w") as archive:
             for name, value in arrays.items():
-                made[name] = value
+                archive[name] = value
     else:
         library = pytest.importorskip("safetensors.numpy")
         library.save_file(arrays, file, metadata={"format": writer} if writer else None)
@@ -59,7 +59,7 @@ ANY = ("npz", "pkl", "safetensors")
 def test_torch_names_are_transposed_for_tensorflow_from_any_container(container: str, tmp_path: Path) -> None:
     source = written(tmp_path, TORCH, container)
     done = convert(source, str(tmp_path / "out-1"), to="tf", layout="none")
-    rules = {each.source.replace(".", "/"): each.rule for each in done.report.mapped}
+    rules = {move.source.replace(".", "/"): move.rule for move in done.report.mapped}
     assert rules == {
         "l1/weight": "transpose",
         "l1/bias": "keep",
@@ -67,7 +67,7 @@ def test_torch_names_are_transposed_for_tensorflow_from_any_container(container:
         "l2/bias": "keep",
     }
     kept = convert(source, str(tmp_path / "out.pt"), to="torch", layout="none")
-    assert {each.rule for each in kept.report.mapped} == {"keep"}
+    assert {move.rule for move in kept.report.mapped} == {"keep"}
 
 
 @pytest.mark.parametrize("container", [*ANY, "safetensors:tf", "safetensors:flax", "safetensors:pt", "h5"])
@@ -77,12 +77,12 @@ def test_kernels_are_transposed_for_torch_from_any_container(
 ) -> None:
     source = written(tmp_path, arrays, container)
     done = convert(source, str(tmp_path / "out.pt"), to="torch", layout="none")
-    rules = {each.source: each.rule for each in done.report.mapped}
+    rules = {move.source: move.rule for move in done.report.mapped}
     assert {name: rules[name] for name in arrays} == {
         name: "transpose" if value.ndim == 2 else "keep" for name, value in arrays.items()
     }
     kept = convert(source, str(tmp_path / "out-1"), to="tf", layout="none")
-    assert {each.rule for each in kept.report.mapped} == {"keep"}
+    assert {move.rule for move in kept.report.mapped} == {"keep"}
 
 
 def test_torch_names_in_a_handmade_hdf5_file_are_torch(tmp_path: Path) -> None:
@@ -136,12 +136,12 @@ def test_a_square_matrix_beside_a_turned_one_is_refused_until_its_kind_is_given(
         load_into(model, source)
     assert refused.value.path == "a"
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    for kind, wanted in (("dense_out_in", module["a/kernel"]), ("dense", module["a/kernel"].T)):
+    for kind, expected in (("dense_out_in", module["a/kernel"]), ("dense", module["a/kernel"].T)):
         assert f"'a={kind}'" in str(refused.value.hint)
         target = str(tmp_path / f"{kind}.pt")
         convert(source, target, to="torch", layout="none", kinds=[f"a={kind}"])
         load_into(model, target)
-        np.testing.assert_array_equal(model["a"].weight.detach().numpy(), wanted)
+        np.testing.assert_array_equal(model["a"].weight.detach().numpy(), expected)
         np.testing.assert_array_equal(model["b"].weight.detach().numpy(), module["b/kernel"])
 
 
@@ -209,29 +209,29 @@ def test_rows_of_arrays_are_layers_by_their_shapes(
     matrices = [value for value in arrays if value.ndim > 1]
     for value in matrices:
         assert any(
-            found.shape == transposed(value).shape and np.array_equal(found, transposed(value))
-            for found in values.values()
+            array.shape == transposed(value).shape and np.array_equal(array, transposed(value))
+            for array in values.values()
         )
     if container != "h5":
         kept = convert(source, str(tmp_path / "out-1"), to="tf", layout="none")
-        assert {each.rule for each in kept.report.mapped} == {"keep"}
+        assert {move.rule for move in kept.report.mapped} == {"keep"}
 
 
 def test_lists_of_a_layers_arrays_are_layers(tmp_path: Path) -> None:
     source = row(tmp_path, DENSE, "pkl:pairs")
     done = convert(source, str(tmp_path / "out.pt"), to="torch", layout="none")
-    assert [each.rule for each in done.report.mapped] == ["transpose", "keep"] * 3
-    assert [each.target for each in done.report.mapped][:2] == ["l0/weight", "l0/bias"]
+    assert [move.rule for move in done.report.mapped] == ["transpose", "keep"] * 3
+    assert [move.target for move in done.report.mapped][:2] == ["l0/weight", "l0/bias"]
 
 
-@pytest.mark.parametrize("arrays", [[transposed(each) for each in DENSE], TORCH_LSTM], ids=["dense", "lstm"])
+@pytest.mark.parametrize("arrays", [[transposed(item) for item in DENSE], TORCH_LSTM], ids=["dense", "lstm"])
 def test_rows_of_pytorchs_arrays_go_to_tensorflow(arrays: list[np.ndarray], tmp_path: Path) -> None:
     source = row(tmp_path, arrays, "pkl")
     done = convert(source, str(tmp_path / "out-1"), to="tf", layout="none")
     assert done.report.assumed
-    assert "transpose" in {each.rule for each in done.report.mapped}
+    assert "transpose" in {move.rule for move in done.report.mapped}
     kept = convert(source, str(tmp_path / "out.pt"), to="torch", layout="none")
-    assert {each.rule for each in kept.report.mapped} == {"keep"}
+    assert {move.rule for move in kept.report.mapped} == {"keep"}
 
 
 SQUARE_ROW = [array(4, 4), array(4), array(4, 4), array(4)]
@@ -251,7 +251,7 @@ def test_rows_with_two_readings_are_refused(arrays: list[np.ndarray], container:
     # The hint works.
     done = convert(source, str(tmp_path / "out.pt"), to="torch", layout="none", from_="tf")
     assert done.report.complete
-    assert {each.rule for each in done.report.mapped} <= {"transpose", "keep"}
+    assert {move.rule for move in done.report.mapped} <= {"transpose", "keep"}
     assert done.report.mapped[0].rule == "transpose"
 
 
@@ -269,7 +269,7 @@ def test_rows_of_data_are_copied(tmp_path: Path) -> None:
     source = row(tmp_path, [array(9, 3), array(9, 2), array(9, 3)], "npz")
     for target, to in (("out.pt", "torch"), ("out-1", "tf")):
         done = convert(source, str(tmp_path / target), to=to, layout="none")
-        assert {each.rule for each in done.report.mapped} == {"keep"}
+        assert {move.rule for move in done.report.mapped} == {"keep"}
 
 
 @pytest.mark.torch
@@ -293,11 +293,11 @@ def test_names_of_layers_and_tensors_in_one_word_are_not_copied_to_the_other_fra
     source = written(tmp_path, joined, container)
     targets = {"torch": "out.pt", "tf": "out-1"}
     kept = convert(source, str(tmp_path / targets[native]), to=native, layout="none")
-    assert {each.rule for each in kept.report.mapped} == {"keep"}
+    assert {move.rule for move in kept.report.mapped} == {"keep"}
     (other,) = targets.keys() - {native}
     if native == "tf":  # names of TensorFlow's layers in one word, as a program names its variables
         done = convert(source, str(tmp_path / targets[other]), to=other, layout="none")
-        assert {each.rule for each in done.report.mapped} == {"keep", "transpose"}
+        assert {move.rule for move in done.report.mapped} == {"keep", "transpose"}
         return
     with pytest.raises(MappingError):
         convert(source, str(tmp_path / targets[other]), to=other, layout="none")
@@ -356,8 +356,8 @@ def test_networks_named_by_hand_compute_the_same(name: str, tmp_path: Path) -> N
     x = array(5, 4)
     hidden = np.maximum(x @ FIRST[0] + FIRST[1], 0)
     with torch.no_grad():
-        found = layers[1](layers[0](torch.from_numpy(x)).relu()).numpy()
-    np.testing.assert_allclose(found, hidden @ SECOND[0] + SECOND[1], rtol=1e-5, atol=1e-5)
+        outputs = layers[1](layers[0](torch.from_numpy(x)).relu()).numpy()
+    np.testing.assert_allclose(outputs, hidden @ SECOND[0] + SECOND[1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -368,7 +368,7 @@ def test_networks_named_by_hand_come_back(name: str, tmp_path: Path) -> None:
     assert convert(str(tmp_path / "net.pt"), str(tmp_path / "back"), to="tf1").written
     stored = {leaf.key: leaf.array() for _, leaf in open_checkpoint(str(tmp_path / "back")).tree.tensors()}
     assert stored.keys() == arrays.keys()
-    assert all(np.array_equal(stored[each], a) for each, a in arrays.items())
+    assert all(np.array_equal(stored[name], a) for name, a in arrays.items())
 
 
 @pytest.mark.parametrize("name", ["numbers after", "no names", "no names, rows"])
@@ -381,8 +381,8 @@ def test_moments_of_a_bias_have_its_shape(name: str, tmp_path: Path) -> None:
     )
     assert not done.report.unused
     for moment in ("exp_avg", "exp_avg_sq"):
-        found = [each.shape_out for each in done.report.mapped if each.target.endswith(f"/{moment}")]
-        assert found == [(10, 4), (10,), (3, 10), (3,)]
+        shapes = [move.shape_out for move in done.report.mapped if move.target.endswith(f"/{moment}")]
+        assert shapes == [(10, 4), (10,), (3, 10), (3,)]
 
 
 @pytest.mark.parametrize("bias", [(1, 4), (3,)])
@@ -396,9 +396,9 @@ def test_a_bias_of_another_length_is_no_bias(bias: tuple[int, ...], tmp_path: Pa
 def test_a_plan_without_the_largest_matrix_is_refused(tmp_path: Path) -> None:
     arrays = {"big_one": array(40, 10), "l2/kernel": array(10, 3), "l2/bias": array(3)}
     source = hand_written(tmp_path / "m.ckpt", arrays)
-    found = convert(source, str(tmp_path / "net.pt"))
-    assert not found.written
-    assert not any("--allow-missing" in note for note in found.report.notes)
+    receipt = convert(source, str(tmp_path / "net.pt"))
+    assert not receipt.written
+    assert not any("--allow-missing" in note for note in receipt.report.notes)
     with pytest.raises(MappingError):
         convert(source, str(tmp_path / "net.pt"), allow_missing=True)
     small = hand_written(tmp_path / "s.ckpt", {**arrays, "big_one": array(2, 10)})
@@ -414,11 +414,11 @@ def test_unnamed_networks_of_one_graph_are_numbered(tmp_path: Path) -> None:
     source = hand_written(tmp_path / "m.ckpt", dict(zip(names, every, strict=True)))
     done = convert(source, str(tmp_path / "net.pt"))
     assert done.written
-    assert any("4 networks" in each for each in done.report.assumed)
-    found = {each.target: each for each in done.report.mapped}
+    assert any("4 networks" in sentence for sentence in done.report.assumed)
+    moves = {move.target: move for move in done.report.mapped}
     for network, arrays in enumerate((actor, actor, critic, critic)):
         for layer, matrix in enumerate(arrays[::2]):
-            assert found[f"{network}/{layer}/weight"].shape_out == matrix.T.shape
+            assert moves[f"{network}/{layer}/weight"].shape_out == matrix.T.shape
 
 
 def test_an_adam_whose_powers_are_zero_is_left_out_by_name(tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_an_adam_whose_powers_are_zero_is_left_out_by_name(tmp_path: Path) -> No
     done = convert(source, str(tmp_path / "net.pt"))
     assert done.written
     assert any("left out" in note for note in done.report.notes), done.report.notes
-    assert not any("optimizer" in each.target for each in done.report.mapped)
+    assert not any("optimizer" in move.target for move in done.report.mapped)
 
 
 @pytest.mark.parametrize(
@@ -454,10 +454,10 @@ def test_keras_own_files_fix_the_axes_of_its_own_layers(
         file.create_group(layer).attrs["weight_names"] = [kernel.encode()]
         file[layer][kernel] = weight
     done = convert(str(tmp_path / "m.h5"), str(tmp_path / "m.pt"))
-    found = open_checkpoint(done.target).tree
-    (written,) = (leaf.array() for _, leaf in found.tensors())
+    tree = open_checkpoint(done.target).tree
+    (written,) = (leaf.array() for _, leaf in tree.tensors())
     np.testing.assert_array_equal(written, weight.T)
-    assert any("square" in each for each in done.report.assumed) is assumed
+    assert any("square" in sentence for sentence in done.report.assumed) is assumed
 
 
 def test_a_list_of_named_variables_is_read_as_layers_by_the_names():
@@ -467,15 +467,15 @@ def test_a_list_of_named_variables_is_read_as_layers_by_the_names():
         (attr("variables"), index(n)): Leaf("float32", shape, Inline(array(*shape).tobytes()), "", name=name)
         for n, (name, shape) in enumerate(zip(names, shapes, strict=True))
     }
-    made = orientation.group_unnamed_arrays(Tree(leaves), "tensorflow")
-    assert [display(path) for path in made.tree] == [
+    grouped = orientation.group_unnamed_arrays(Tree(leaves), "tensorflow")
+    assert [display(path) for path in grouped.tree] == [
         *("variables/0/kernel", "variables/1/kernel", "variables/2/gamma", "variables/2/beta"),
         # A second bias is of no layer before it.
         *("variables/3/latent", "variables/4/kernel", "variables/4/bias", "variables/5/bias"),
     ]
-    assert len(made.assumed) == 1
-    for path, old in made.sources.items():
-        assert made.tree[path].source is leaves[old].source
+    assert len(grouped.assumed) == 1
+    for path, old in grouped.sources.items():
+        assert grouped.tree[path].source is leaves[old].source
 
 
 def test_members_of_a_list_are_in_its_order_below_their_names_too():
@@ -493,9 +493,9 @@ def test_members_of_a_list_are_in_its_order_below_their_names_too():
         )
         for steps, shape in members.items()
     }
-    made = orientation.group_unnamed_arrays(Tree(leaves), "tensorflow").tree
-    kinds = [[kind.name for kind in layer.kinds] for layer in find_layers(made, "tensorflow")]
-    assert [each for each in kinds if each] == [["dense"], ["gru"], ["dense"]]
+    grouped = orientation.group_unnamed_arrays(Tree(leaves), "tensorflow").tree
+    kinds = [[kind.name for kind in layer.kinds] for layer in find_layers(grouped, "tensorflow")]
+    assert [kind for kind in kinds if kind] == [["dense"], ["gru"], ["dense"]]
 
 
 def test_the_projections_of_an_attention_in_a_list_are_one_layer():
@@ -506,8 +506,8 @@ def test_the_projections_of_an_attention_in_a_list_are_one_layer():
         )
         for n, shape in enumerate(shapes)
     }
-    made = orientation.group_unnamed_arrays(Tree(leaves), "tensorflow")
-    (layer,) = find_layers(made.tree, "tensorflow")
+    grouped = orientation.group_unnamed_arrays(Tree(leaves), "tensorflow")
+    (layer,) = find_layers(grouped.tree, "tensorflow")
     assert [kind.name for kind in layer.kinds] == ["attention"]
     # Biases of one axis are those of convolutions.
     for path in [path for path, leaf in leaves.items() if leaf.shape == (2, 3)]:

@@ -88,17 +88,17 @@ def test_the_metadata(built: Built) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
     assert built.members()[f"{INFO}/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
-    told = set(metadata.get_all("Classifier", []))
-    assert {"Operating System :: POSIX", "Typing :: Typed"} <= told
+    classifiers = set(metadata.get_all("Classifier", []))
+    assert {"Operating System :: POSIX", "Typing :: Typed"} <= classifiers
     # What the README promises, no less and no more.
-    versions = {each.rpartition(" ")[2] for each in told if re.search(r":: 3\.\d+$", each)}
+    versions = {item.rpartition(" ")[2] for item in classifiers if re.search(r":: 3\.\d+$", item)}
     assert versions == {"3.11", "3.12", "3.13"}
     assert "Python 3.11 to 3.13" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_links_of_the_readme_are_absolute(built: Built) -> None:
     metadata = email.message_from_bytes(built.members()[f"{INFO}/METADATA"])
-    urls = dict(each.split(", ") for each in metadata.get_all("Project-URL", []))
+    urls = dict(url.split(", ") for url in metadata.get_all("Project-URL", []))
     home, readme = urls["Homepage"], str(metadata.get_payload())
     assert metadata["Description-Content-Type"] == "text/markdown"
     links = re.findall(r"(?:\]\(|(?:src|srcset|href)=\")([^)\"\s]+)", readme)
@@ -122,8 +122,8 @@ def test_every_extra_that_is_named_is_there_and_all_has_those_for_users(built: B
     assert named <= extras
     assert {"torch", "gif"} <= named
     needed: dict[str, set[str]] = {}
-    for each in metadata.get_all("Requires-Dist", []):
-        requirement, _, condition = each.partition(";")
+    for requirement_line in metadata.get_all("Requires-Dist", []):
+        requirement, _, condition = requirement_line.partition(";")
         for extra in re.findall(r"extra == '(\w+)'", condition):
             needed.setdefault(extra, set()).add(requirement.strip())
     for_users = extras - {"all", "dev", "docs", "fuzz", "gs", "hf"}  # see pyproject.toml
@@ -226,19 +226,19 @@ sys.__stdin__ = sys.__stdout__ = sys.__stderr__ = Terminal()
 
 def closure(names: list[str]) -> set[str]:
     """Return the distributions that these need, themselves included; extras are left out."""
-    found: set[str] = set()
+    result: set[str] = set()
     left = [re.split(r"[\s<>=!~;\[(]", name)[0] for name in names if "extra ==" not in name]
     while left:
         name = re.sub(r"[-_.]+", "-", left.pop()).lower()
-        if name in found:
+        if name in result:
             continue
         try:
             needed = importlib.metadata.requires(name) or []
         except importlib.metadata.PackageNotFoundError:
             continue  # for another platform
-        found.add(name)
-        left += [re.split(r"[\s<>=!~;\[(]", each)[0] for each in needed if "extra ==" not in each]
-    return found
+        result.add(name)
+        left += [re.split(r"[\s<>=!~;\[(]", item)[0] for item in needed if "extra ==" not in item]
+    return result
 
 
 @pytest.fixture(scope="session")
@@ -261,8 +261,8 @@ def bare(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_without_a_framework_all_works_that_needs_none_and_the_rest_names_its_extra(
     bare: Path, tmp_path: Path
 ) -> None:
-    lines = [each.format(tf=TF_SAMPLE) for each in (*WORKS, *LACKS)]
-    asked: Any = subprocess.run(
+    lines = [word.format(tf=TF_SAMPLE) for word in (*WORKS, *LACKS)]
+    process: Any = subprocess.run(
         [bare, "-I", "-c", command_loop(TERMINAL)],
         input=json.dumps(lines),
         cwd=tmp_path,
@@ -270,8 +270,8 @@ def test_without_a_framework_all_works_that_needs_none_and_the_rest_names_its_ex
         text=True,
         check=False,
     )
-    assert asked.returncode == 0, asked.stderr
-    answers, loaded = json.loads(asked.stdout)
+    assert process.returncode == 0, process.stderr
+    answers, loaded = json.loads(process.stdout)
     for line, (status, out, err) in zip(lines[: len(WORKS)], answers, strict=False):
         assert (status, err) == (0, ""), line
         assert out, line

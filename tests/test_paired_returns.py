@@ -85,12 +85,12 @@ def test_each_framework_scores_what_the_other_does(corpus: Path, tmp_path: Path)
     path = str(corpus / CHEETAH)
     target = convert(path, str(tmp_path / "ckpt-1"), to="tf", allow_missing=True, sync=False).target
     source = evaluate(path, "HalfCheetah-v5", Protocol(episodes=8, backend="torch"))
-    told = ("--env", "HalfCheetah-v5", "--episodes", "8", "--backend", "tensorflow", "--json")
+    args = ("--env", "HalfCheetah-v5", "--episodes", "8", "--backend", "tensorflow", "--json")
     # As the command line would, but TensorFlow has been imported there.
-    program = f"import sys; from ckpttool.cli import main; sys.argv[1:] = {['eval', target, *told]!r}; main()"
+    program = f"import sys; from ckpttool.cli import main; sys.argv[1:] = {['eval', target, *args]!r}; main()"
     status, printed = warm.run("tensorflow", program, tmp_path)
     assert status == 0, printed
-    schemas.require_printed(("eval", target, *told), document := printed[printed.index("{") :])
+    schemas.require_printed(("eval", target, *args), document := printed[printed.index("{") :])
     converted = json.loads(document)
     assert converted["protocol"]["backend"] == "tensorflow"
     assert converted["returns"] != source.rollout.returns.tolist()

@@ -56,11 +56,11 @@ def _one_each() -> dict[str, TargetKind]:
     Stable-Baselines3 writes through a process of its own. The action maps of rl_games' targets are those of
     the agents in test_moved_agents.py.
     """
-    found: dict[str, TargetKind] = {}
+    kinds: dict[str, TargetKind] = {}
     for name, kind in TARGETS.items():
-        if kind.layout not in {*(each.layout for each in found.values()), "stable_baselines3", "rl_games"}:
-            found[name] = kind
-    return found
+        if kind.layout not in {*(kind.layout for kind in kinds.values()), "stable_baselines3", "rl_games"}:
+            kinds[name] = kind
+    return kinds
 
 
 FORMS = _one_each()
@@ -78,12 +78,12 @@ class Held:
     def binding(self) -> RecognizedAgent:
         tree, name = self.checkpoint.tree, self.checkpoint.path
         try:
-            found = recognize_tree(tree, name, self.layout)
+            result = recognize_tree(tree, name, self.layout)
         except UsageError:
             # Without its targets nothing tells some layouts' agents from others'.
-            found = recognize_tree(tree, name)
-        assert found is not None
-        return found
+            result = recognize_tree(tree, name)
+        assert result is not None
+        return result
 
     @cached_property
     def agent(self) -> Tree:
@@ -91,10 +91,10 @@ class Held:
 
     def names(self) -> dict[Place, set[str]]:
         """Return the names in the file of every canonical leaf."""
-        found: dict[Place, set[str]] = {}
+        names: dict[Place, set[str]] = {}
         for move in self.binding.moves.moves:
-            found.setdefault(move.target, set()).add(self.checkpoint.tree.names[move.source])
-        return found
+            names.setdefault(move.target, set()).add(self.checkpoint.tree.names[move.source])
+        return names
 
 
 def passed(held: Held, to: str) -> tuple[Held, ConversionPlan]:
@@ -132,7 +132,7 @@ def _files(folder: Path) -> Iterator[tuple[str, str]]:
 def sources() -> Mapping[str, Held]:
     """Return agents of several algorithms, each in the form in which it was saved."""
     with TemporaryDirectory() as folder:
-        found = {}
+        agents = {}
         for name, file in _files(Path(folder)):
             checkpoint = open_checkpoint(file)
             tree = Tree(
@@ -141,8 +141,8 @@ def sources() -> Mapping[str, Held]:
             binding = recognize_tree(tree, name)
             assert binding is not None
             known = Sidecar("") if name in ("ppo", "atoms") else BOUNDS
-            found[name] = Held(replace(checkpoint, tree=tree), binding.layout, known)
-    return found
+            agents[name] = Held(replace(checkpoint, tree=tree), binding.layout, known)
+    return agents
 
 
 def _kept(leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
@@ -247,6 +247,6 @@ def test_stable_baselines3_and_back_through_files(tmp_path: Path, monkeypatch: p
         source = tmp_path / (f"{number - 1}.zip" if number else "a.cleanrl_model")
         convert(str(source), str(tmp_path / f"{number}.zip"), to=form, allow_missing=True, sync=False)
     first, _, last = (open_checkpoint(str(tmp_path / f"{n}.zip")) for n in range(3))
-    before, back = (Held(each, "stable_baselines3", Sidecar("")) for each in (first, last))
+    before, back = (Held(checkpoint, "stable_baselines3", Sidecar("")) for checkpoint in (first, last))
     assert before.agent.keys() == back.agent.keys()
     require_same(before, back, before.agent.keys())

@@ -143,21 +143,21 @@ def test_actions_and_values_are_the_same(both_sides: Path) -> None:
             super().__init__()
             self.q1, self.q2 = Q(), Q()
 
-    found = torch.load(both_sides / "agent.pt", weights_only=True)
+    contents = torch.load(both_sides / "agent.pt", weights_only=True)
     outputs = np.load(both_sides / "outputs.npz")
     obs = observations()
     with torch.no_grad():
         for name in ("actor", "actor_target"):
             actor = Actor(3, 1, MAX_ACTION)
-            actor.load_state_dict(found[name], strict=True)
-            ours = actor(torch.from_numpy(obs)).numpy()
-            assert ours.shape == outputs[name].shape == (OBSERVATIONS, 1)
-            assert np.abs(ours - outputs[name]).max() <= 1e-5
-            assert np.abs(ours).max() > 1, "the observations do not exercise the actor"
+            actor.load_state_dict(contents[name], strict=True)
+            outputs_of_torch = actor(torch.from_numpy(obs)).numpy()
+            assert outputs_of_torch.shape == outputs[name].shape == (OBSERVATIONS, 1)
+            assert np.abs(outputs_of_torch - outputs[name]).max() <= 1e-5
+            assert np.abs(outputs_of_torch).max() > 1, "the observations do not exercise the actor"
         critic = Critic()
-        critic.load_state_dict(found["critic"], strict=True)
+        critic.load_state_dict(contents["critic"], strict=True)
         both = torch.from_numpy(np.concatenate([obs, np.clip(obs[:, :1], -2, 2)], axis=1))
         for q in ("q1", "q2"):
-            theirs = outputs[q]
-            ours = getattr(critic, q)(both).numpy()
-            assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
+            expected = outputs[q]
+            outputs_of_torch = getattr(critic, q)(both).numpy()
+            assert np.abs(outputs_of_torch - expected).max() <= 1e-5 * np.abs(expected).max()

@@ -114,15 +114,19 @@ def test_no_library_function_is_called_unseen(kind: str) -> None:
         data = CALLS[kind](full) + b"."
         for builders in (pickles.BUILDERS, torch_tensors.BUILDERS):
             references = parse_pickle(data, builders=builders).code_references
-            unsafe = {each.name for each in references if each.verdict == CODE}
+            unsafe = {reference.name for reference in references if reference.verdict == CODE}
             assert unsafe & {full, "builtins.getattr"}, (kind, full)
-        assert any(each.verdict == CODE for each in pickle_reader.scan_pickle(data).code_references)
+        assert any(reference.verdict == CODE for reference in pickle_reader.scan_pickle(data).code_references)
 
 
 def test_an_instance_of_an_unknown_class_is_a_verdict_of_its_own() -> None:
     for full in {*GADGETS, "my.net.Policy", "__main__.Net"} - pickle_audit._INSTANCES:
-        for made in (new(full), new(full) + b"}" + TEXT + b"K\x01sb", call("copyreg.__newobj__", name(full))):
-            references = parse_pickle(made + b".").code_references
+        for content in (
+            new(full),
+            new(full) + b"}" + TEXT + b"K\x01sb",
+            call("copyreg.__newobj__", name(full)),
+        ):
+            references = parse_pickle(content + b".").code_references
             assert worst_verdict(references) == UNKNOWN, full
         assert worst_verdict(parse_pickle(name(full) + b".").code_references) == CLASSES
 
@@ -260,9 +264,9 @@ NETWORK = new("my.net.Policy") + b"}b"
 
 def _zip(members: dict[str, bytes]) -> bytes:
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as made:
+    with zipfile.ZipFile(stream, "w") as built:
         for member, data in members.items():
-            made.writestr(member, data)
+            built.writestr(member, data)
     return stream.getvalue()
 
 
@@ -302,12 +306,12 @@ CONTAINERS: dict[str, Callable[[bytes], bytes]] = {
 def test_check_doctor_and_inspect_agree(container: str, payload: bytes, named: str, tmp_path: Path) -> None:
     path = tmp_path / container
     path.write_bytes(CONTAINERS[container](payload))
-    [found] = check([str(path)]).checkpoints
-    [finding] = [each for each in found.findings if each.topic == "loading"]
+    [checkpoint] = check([str(path)]).checkpoints
+    [finding] = [finding for finding in checkpoint.findings if finding.topic == "loading"]
     assert named in finding.sentence
-    if found.error is not None:
+    if checkpoint.error is not None:
         return
-    assert any(named in each.sentence for each in diagnose(str(path)).findings if each.topic == "loading")
+    assert any(named in item.sentence for item in diagnose(str(path)).findings if item.topic == "loading")
     shown = in_process("inspect", path)
     assert shown.out.startswith(("RUNS CODE: ", "NEEDS CLASSES: ", "NOT CHECKED: "))
     assert in_process("inspect", path, "--strict").status == 1
@@ -316,12 +320,12 @@ def test_check_doctor_and_inspect_agree(container: str, payload: bytes, named: s
 
 def test_the_sarif_of_such_files_is_valid(tmp_path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    for container, made in CONTAINERS.items():
-        (tmp_path / container).write_bytes(made(CALL))
+    for container, write in CONTAINERS.items():
+        (tmp_path / container).write_bytes(write(CALL))
     assert in_process("check", tmp_path, "--sarif", tmp_path / "found.sarif").status in (1, 2)
     log = json.loads((tmp_path / "found.sarif").read_text())
     jsonschema.validate(log, SCHEMA)
-    rules = [each["ruleId"] for each in log["runs"][0]["results"]]
+    rules = [result["ruleId"] for result in log["runs"][0]["results"]]
     assert rules.count("ckpttool/loading") == len(CONTAINERS)
 
 
@@ -348,13 +352,12 @@ def test_allowed_names_widen_the_gate(tmp_path: Path) -> None:
     assert status("check", "--allow-file", names, "--strict") == 1
     assert check([str(path)], CheckOptions(allowed=frozenset(("sympy", "my")))).clean
     topics = diagnose(str(path)).findings
-    assert [each.topic for each in topics].count("loading") == 2
+    assert [topic.topic for topic in topics].count("loading") == 2
     assert not in_process("inspect", path, "--allow", "sympy", "--allow", "my").out.startswith(
         ("RUNS CODE: ", "NOT CHECKED: ")
     )
     verdicts = {
-        each["name"]: each["verdict"]
-        for each in in_process("inspect", path, "--json").json()["asks"]["names"]
+        row["name"]: row["verdict"] for row in in_process("inspect", path, "--json").json()["asks"]["names"]
     }
     assert (verdicts["sympy.sympify"], verdicts["my.net.Policy"]) == (CODE, UNKNOWN)
 
@@ -504,14 +507,14 @@ def test_ordinary_modules_and_optimizers_pass(tmp_path: Path) -> None:
         getattr(torch.optim, kind)(layers[0].parameters())
         for kind in ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adamax", "NAdam", "RAdam", "LBFGS")
     ]
-    schedules = [torch.optim.lr_scheduler.StepLR(each, 1) for each in optimizers[:2]]
+    schedules = [torch.optim.lr_scheduler.StepLR(optimizer, 1) for optimizer in optimizers[:2]]
     for label, value in {"whole": whole, "optimizers": optimizers, "schedules": schedules}.items():
         for legacy in (False, True):
             path = tmp_path / f"{label}-{legacy}.pt"
             torch.save(value, path, _use_new_zipfile_serialization=not legacy)
             assert worst_verdict(open_checkpoint(str(path)).code_references) == CLASSES
             assert not [
-                each for each in check([str(path)]).checkpoints[0].findings if each.topic == "loading"
+                item for item in check([str(path)]).checkpoints[0].findings if item.topic == "loading"
             ]
 
 
@@ -526,5 +529,5 @@ def test_files_of_stable_baselines_pass(tmp_path: Path) -> None:
     other = sb3.TD3("MlpPolicy", "Pendulum-v1", buffer_size=10)
     other.save(tmp_path / "td3.zip")
     other.save_replay_buffer(tmp_path / "replay.pkl")
-    for found in check([str(tmp_path)]).checkpoints:
-        assert not [each for each in found.findings if each.topic == "loading"], found
+    for checkpoint in check([str(tmp_path)]).checkpoints:
+        assert not [finding for finding in checkpoint.findings if finding.topic == "loading"], checkpoint

@@ -38,7 +38,7 @@ PLAIN, CLASSES, UNKNOWN, CODE = "plain data", "needs classes", "unknown class", 
 
 
 def asked(data: bytes, **options: Any) -> dict[str, CodeReference]:
-    return {each.name: each for each in parse_pickle(data, **options).code_references}
+    return {reference.name: reference for reference in parse_pickle(data, **options).code_references}
 
 
 def named(full: str, module: str | None = None) -> bytes:
@@ -88,12 +88,12 @@ webbrowser:open yaml:unsafe_load zipfile:ZipFile
 def test_what_others_missed_is_named(pair: str) -> None:
     module, _, name = pair.partition(":")
     for builders in (BUILDERS, torch_tensors.BUILDERS):
-        found = asked(
+        references = asked(
             named(f"{module}.{name}", module) + b"C\x01ahR.".replace(b"h", b"\x85"), builders=builders
         )
-        [each] = found.values()
-        assert each.calls == 1
-        assert each.verdict == CODE
+        [reference] = references.values()
+        assert reference.calls == 1
+        assert reference.verdict == CODE
 
 
 @pytest.mark.torch
@@ -103,7 +103,7 @@ def test_what_torch_allows_is_plain_data() -> None:
     verdicts = {
         name: asked(named(name) + b".", builders=torch_tensors.BUILDERS)[name].verdict for name in known
     }
-    assert {name for name, found in verdicts.items() if found != PLAIN} == set()
+    assert {name for name, verdict in verdicts.items() if verdict != PLAIN} == set()
 
 
 def test_data_of_numpy_is_plain() -> None:
@@ -127,9 +127,9 @@ def test_data_of_numpy_is_plain() -> None:
         KeyError,
     ]
     for protocol in range(6):
-        found = parse_pickle(pickle.dumps(value, protocol), builders=BUILDERS).code_references
-        assert found
-        assert worst_verdict(found) == PLAIN, [each for each in found if each.verdict != PLAIN]
+        result = parse_pickle(pickle.dumps(value, protocol), builders=BUILDERS).code_references
+        assert result
+        assert worst_verdict(result) == PLAIN, [item for item in result if item.verdict != PLAIN]
 
 
 CLASSES_BY_VALUE = b"ccloudpickle.cloudpickle\n_make_skeleton_class\n)R"
@@ -181,18 +181,18 @@ def test_verdicts(data: bytes, wanted: str) -> None:
 
 @pytest.mark.parametrize(("data", "name"), ACTING.values(), ids=ACTING)
 def test_what_acts_is_told_with_its_calls_and_place(data: bytes, name: str) -> None:
-    found = asked(data)[name]
+    reference = asked(data)[name]
     # The second call is that of the result.
-    assert found.verdict == CODE
-    assert found.calls in (1, 2)
-    assert found.offset is not None
-    assert 0 <= found.offset < len(data)
+    assert reference.verdict == CODE
+    assert reference.calls in (1, 2)
+    assert reference.offset is not None
+    assert 0 <= reference.offset < len(data)
 
 
 def test_records_are_counted_and_joined() -> None:
-    found = asked(b"(" + b"cmy.net\nA\nq\x00" + b"0h\x00)\x81" * 3 + b"cos\ngetcwd\nt.", base=100)
-    assert found["my.net.A"] == CodeReference("my.net.A", UNKNOWN, 3, 101)
-    assert (found["os.getcwd"].calls, found["os.getcwd"].verdict) == (0, CODE)
+    references = asked(b"(" + b"cmy.net\nA\nq\x00" + b"0h\x00)\x81" * 3 + b"cos\ngetcwd\nt.", base=100)
+    assert references["my.net.A"] == CodeReference("my.net.A", UNKNOWN, 3, 101)
+    assert (references["os.getcwd"].calls, references["os.getcwd"].verdict) == (0, CODE)
     here, there = (
         [CodeReference("a", PLAIN, 2, 5)],
         [CodeReference("a", CODE, 1, 7), CodeReference("b", CLASSES)],
@@ -213,13 +213,13 @@ def test_records_are_counted_and_joined() -> None:
 def test_inspect_tells_names_and_exits(tmp_path: Path, golden: Golden) -> None:
     path = tmp_path / "x.pkl"
     path.write_bytes(beside(b"](cos\ngetcwd\n)Rcmy.net\nA\x1b\n)\x81e"))
-    told = in_process("inspect", path, "--names", "--strict")
-    assert told.status == 1
-    golden("\n".join(line for line in told.out.splitlines() if "os.getcwd" in line or "my.net" in line))
+    process = in_process("inspect", path, "--names", "--strict")
+    assert process.status == 1
+    golden("\n".join(line for line in process.out.splitlines() if "os.getcwd" in line or "my.net" in line))
     document = in_process("inspect", path, "--json").json()
     assert document["asks"]["verdict"] == CODE
     assert document["details"]["calls"] == ["os.getcwd"]
-    [acting] = [each for each in document["asks"]["names"] if each["verdict"] == CODE]
+    [acting] = [name for name in document["asks"]["names"] if name["verdict"] == CODE]
     assert path.read_bytes()[acting["offset"] :].startswith(b"cos\ngetcwd\n")
     plain = in_process("inspect", TORCH_SAMPLE, "--strict")
     assert plain.status == 0
@@ -231,10 +231,10 @@ def test_a_member_is_told_as_the_place(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     pickled = beside(b"cos\ngetcwd\n)R", dumps(tensor(), 2)[2:-1])
     path.write_bytes(archive(pickled, {"0": floats(1, 2, 3, 4)}))
-    found = {each.name: each for each in open_checkpoint(str(path)).code_references}
-    assert found["os.getcwd"].where == "archive/data.pkl"
-    assert path.read_bytes()[found["os.getcwd"].offset or 0 :].startswith(b"cos\ngetcwd\n")
-    assert worst_verdict([each for name, each in found.items() if name != "os.getcwd"]) == PLAIN
+    references = {reference.name: reference for reference in open_checkpoint(str(path)).code_references}
+    assert references["os.getcwd"].where == "archive/data.pkl"
+    assert path.read_bytes()[references["os.getcwd"].offset or 0 :].startswith(b"cos\ngetcwd\n")
+    assert worst_verdict([row for name, row in references.items() if name != "os.getcwd"]) == PLAIN
 
 
 # ------------------------------------------------------------------ limits
@@ -264,10 +264,10 @@ def test_depth_is_a_limit_and_no_recursion(depth: int, tmp_path: Path, golden: G
 
 
 def test_a_second_state_adds_to_the_first(golden: Golden) -> None:
-    found = parse_pickle(
+    value = parse_pickle(
         named("my.A") + b")\x81}" + short("a") + b"K\x01sb}" + short("b") + b"K\x02sb."
     ).value
-    assert found.state == {"a": 1, "b": 2}
+    assert value.state == {"a": 1, "b": 2}
     with pytest.raises(FormatError) as caught:
         parse_pickle(named("my.A") + b")\x81}b]b.")
     golden(caught.value)
@@ -292,13 +292,13 @@ def test_what_is_repeated_costs_no_more_than_the_file(data: bytes, tmp_path: Pat
     path = tmp_path / "x.pkl"
     path.write_bytes(b"\x80\x02" + data + b".")
     began = time.process_time()
-    said = ""
+    text = ""
     try:
         open_checkpoint(str(path))
     except FormatError as error:
-        said = f"{error} {error.hint}"
+        text = f"{error} {error.hint}"
     assert time.process_time() - began < 3
-    assert not said or "--limit pickle_" in said
+    assert not text or "--limit pickle_" in text
 
 
 # ------------------------------------------------------------------ as CPython reads it
@@ -324,9 +324,9 @@ def real(value: Any, made: dict[int, Any]) -> Any:
     if id(value) in made:
         return made[id(value)]
     if type(value) is list:
-        found: list[Any] = made.setdefault(id(value), [])
-        found.extend(real(item, made) for item in value)
-        return found
+        result: list[Any] = made.setdefault(id(value), [])
+        result.extend(real(item, made) for item in value)
+        return result
     if type(value) is dict:
         table: dict[Any, Any] = made.setdefault(id(value), {})
         table.update((real(key, made), real(item, made)) for key, item in value.items())
@@ -343,16 +343,16 @@ def test_what_is_accepted_is_what_python_reads() -> None:
     for _ in range(30_000):
         data = b"".join(choose.choices(WORDS, k=choose.randint(1, 12))) + b"."
         try:
-            ours = parse_pickle(data, trailing=True).value
+            own_value = parse_pickle(data, trailing=True).value
         except CkpttoolError:
             continue
         try:
-            theirs = pickle.loads(data)
+            reference = pickle.loads(data)
         except TypeError as error:
             unhashable += "unhashable" in str(error)
             refused += 1
             continue
-        assert repr(real(ours, {})) == _NO_ARRAY.sub(r"\1", repr(theirs)), data
+        assert repr(real(own_value, {})) == _NO_ARRAY.sub(r"\1", repr(reference)), data
         alike += 1
     assert alike > 1000
     # Nothing is hashed here.

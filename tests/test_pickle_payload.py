@@ -43,9 +43,9 @@ def watched(monkeypatch):
 
 @pytest.mark.parametrize(("data", "name"), ACTING.values(), ids=ACTING)
 def test_calls_become_objects_and_are_named(data, name, watched):
-    found = parse_pickle(data)
-    assert dangerous_calls(found.code_references) == [name]
-    [acting] = [each for each in found.code_references if each.name == name]
+    contents = parse_pickle(data)
+    assert dangerous_calls(contents.code_references) == [name]
+    [acting] = [reference for reference in contents.code_references if reference.name == name]
     assert acting.verdict == "would run code"
     assert 0 <= (acting.offset or 0) < len(data)
 
@@ -106,32 +106,32 @@ def hostile(folder: Path) -> dict[str, Path]:
 
 @pytest.mark.parametrize("name", ["module.pt", "dict.pkl", "agent.zip", "agent.pkl", "checkpoint-1"])
 def test_every_format_lists_the_file_and_names_the_call(name, tmp_path, golden):
-    found = open_checkpoint(str(hostile(tmp_path)[name]))
-    acting = dangerous_calls(found.code_references)
+    checkpoint = open_checkpoint(str(hostile(tmp_path)[name]))
+    acting = dangerous_calls(checkpoint.code_references)
     assert acting == (["gone.Net", "gone.Layer"] if name == "module.pt" else []) + ["posix.system"]
-    golden("\n".join(audit_notes(found.code_references)))
+    golden("\n".join(audit_notes(checkpoint.code_references)))
     if name != "checkpoint-1":
         assert any(
             isinstance(leaf, ValueLeaf) and leaf.value == Record("posix.system", "'touch was_run'")
-            for leaf in found.tree.values()
+            for leaf in checkpoint.tree.values()
         )
     assert not (tmp_path / "was_run").exists()
 
 
 def test_the_tensors_of_a_hostile_module_are_read(tmp_path):
-    found = open_checkpoint(str(hostile(tmp_path)["module.pt"]))
-    [(_, leaf)] = found.tree.tensors()
+    checkpoint = open_checkpoint(str(hostile(tmp_path)["module.pt"]))
+    [(_, leaf)] = checkpoint.tree.tensors()
     assert (leaf.key, leaf.array().tolist()) == ("l1.weight", [1, 2, 3, 4])
 
 
 def test_many_names_are_counted(tmp_path, golden):
     calls = {f"k{n}": PickleObject(Global("os", f"name_{n}"), (), 0) for n in range(50)}
     (tmp_path / "x.pkl").write_bytes(dumps(calls))
-    found = open_checkpoint(str(tmp_path / "x.pkl"))
-    told = audit_notes(found.code_references)
-    assert len(told) == 21
-    golden(told[-1])
-    assert len(dangerous_calls(found.code_references)) == 50
+    checkpoint = open_checkpoint(str(tmp_path / "x.pkl"))
+    notes = audit_notes(checkpoint.code_references)
+    assert len(notes) == 21
+    golden(notes[-1])
+    assert len(dangerous_calls(checkpoint.code_references)) == 50
 
 
 class Trap:
@@ -153,10 +153,10 @@ def test_what_torch_wrote_is_listed_with_its_payload(form, tmp_path, monkeypatch
         Path("x").write_bytes(pickle.dumps(net, 4))
     else:
         torch.save(net, "x", _use_new_zipfile_serialization=form == "zip")
-    found = open_checkpoint("x")
-    assert dangerous_calls(found.code_references) == ["posix.system"]
-    golden("\n".join(audit_notes(found.code_references)))
-    read_back = {leaf.key: leaf.array() for _, leaf in found.tree.tensors()}
+    checkpoint = open_checkpoint("x")
+    assert dangerous_calls(checkpoint.code_references) == ["posix.system"]
+    golden("\n".join(audit_notes(checkpoint.code_references)))
+    read_back = {leaf.key: leaf.array() for _, leaf in checkpoint.tree.tensors()}
     assert read_back.keys() == net.state_dict().keys()
     assert all((read_back[name] == value.numpy()).all() for name, value in net.state_dict().items())
     assert not Path("was_run").exists()
@@ -174,7 +174,7 @@ def test_inspect_notes_it_and_digest_and_convert_take_it_as_a_record(tmp_path, g
     document = in_process("inspect", path, "--json", cwd=tmp_path).json()
     assert document["details"]["calls"] == ["gone.Net", "gone.Layer", "posix.system"]
     digest = in_process("digest", path, "--json", cwd=tmp_path).json()
-    assert [each["key"] for each in digest["tensors"]] == ["l1.weight"]
+    assert [item["key"] for item in digest["tensors"]] == ["l1.weight"]
     done = in_process("convert", path, "out.pt", cwd=tmp_path)
     assert done.status == 0, done.err
     assert b"posix" not in (tmp_path / "out.pt").read_bytes()
@@ -217,11 +217,11 @@ def test_an_audit_hook_sees_no_act(name, verb, tmp_path):
         text=True,
         check=True,
     )
-    code, seen = json.loads(done.stderr.splitlines()[-1])
+    code, events = json.loads(done.stderr.splitlines()[-1])
     assert code in (0, None)
-    opened = {what for event, what in seen if event == "open"}
+    opened = {what for event, what in events if event == "open"}
     assert path in opened or name == "module.pt"
-    assert [event for event, _ in seen if event != "open"] == []
+    assert [event for event, _ in events if event != "open"] == []
     own = (str(ROOT / "ckpttool"), sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix))
     assert {what for what in opened - {path} if not what.startswith(own)} == set()
 
@@ -259,10 +259,10 @@ def test_a_tracer_of_system_calls_sees_no_act(name, tmp_path):
     first = next(number for number, act in enumerate(acts) if path in act and act.startswith("open"))
     own = (str(ROOT / "ckpttool"), sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix), "/usr/lib")
     for act in acts[first:]:
-        found = re.search(r'open(?:at)?\((?:AT_FDCWD, )?"([^"]*)"', act)
-        searched = found is not None and found[1] == str(ROOT) and "O_DIRECTORY" in act
-        assert found is None or searched or found[1] == path or found[1].startswith(own), act
-        assert found is None or found[1] != path or "O_RDONLY" in act, act
+        match = re.search(r'open(?:at)?\((?:AT_FDCWD, )?"([^"]*)"', act)
+        searched = match is not None and match[1] == str(ROOT) and "O_DIRECTORY" in act
+        assert match is None or searched or match[1] == path or match[1].startswith(own), act
+        assert match is None or match[1] != path or "O_RDONLY" in act, act
     assert not (tmp_path / "was_run").exists()
 
 

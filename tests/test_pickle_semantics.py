@@ -134,14 +134,14 @@ SOUND = {
 def outcomes(reader: str, paths: Sequence[Path], folder: Path) -> list[tuple[str, str, str]]:
     """Return for each file what ckpttool says, what the reference says, and the outcome."""
     names = [str(path) for path in paths]
-    mine, theirs = list(attempts("ckpttool", names, folder)), list(attempts(reader, names, folder))
-    return [(a[0], b[0], verdict(reader, a, b).outcome) for a, b in zip(mine, theirs, strict=True)]
+    mine, reference = list(attempts("ckpttool", names, folder)), list(attempts(reader, names, folder))
+    return [(a[0], b[0], verdict(reader, a, b).outcome) for a, b in zip(mine, reference, strict=True)]
 
 
 def files(folder: Path, data: dict[str, bytes], suffix: str) -> list[Path]:
     paths = [folder / f"{number}{suffix}" for number in range(len(data))]
-    for path, each in zip(paths, data.values(), strict=True):
-        path.write_bytes(each)
+    for path, content in zip(paths, data.values(), strict=True):
+        path.write_bytes(content)
     return paths
 
 
@@ -164,11 +164,11 @@ def test_torch_agrees_about_states(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     every = {name: checkpoint(value) for name, value in (STATES | SOUND).items()}
     paths = files(tmp_path, every, ".pt")
-    found = dict(zip(every, outcomes("torch", paths, tmp_path), strict=True))
-    assert {name: found[name] for name in SOUND} == dict.fromkeys(SOUND, ("read", "read", "equal"))
-    assert {found[name][0] for name in STATES} == {"refused"}
+    outcomes_by_name = dict(zip(every, outcomes("torch", paths, tmp_path), strict=True))
+    assert {name: outcomes_by_name[name] for name in SOUND} == dict.fromkeys(SOUND, ("read", "read", "equal"))
+    assert {outcomes_by_name[name][0] for name in STATES} == {"refused"}
     # Without these the cases above would show nothing: torch reads other numbers.
-    assert {name for name in STATES if found[name][1] == "read"} >= {
+    assert {name for name in STATES if outcomes_by_name[name][1] == "read"} >= {
         *("BUILD of four on a tensor", "BUILD of five on a parameter"),
         *("state with data", "slot data", "attribute data", "neg False", "neg 1", "tensor of a list"),
     }
@@ -225,8 +225,8 @@ def test_archives_that_readers_understand_differently_are_refused(made: list[Mad
 
 
 def test_an_empty_folder_in_an_archive_is_read(tmp_path: Path) -> None:
-    made = [*members(), Made("archive/more/", external=0x10), Made("archive/again/", external=0o040755 << 16)]
-    [path] = files(tmp_path, {"": archive(made)}, ".pt")
+    data = [*members(), Made("archive/more/", external=0x10), Made("archive/again/", external=0o040755 << 16)]
+    [path] = files(tmp_path, {"": archive(data)}, ".pt")
     assert open_checkpoint(str(path)).tree[key("w"),].array().tolist() == [1, 2, 3, 4]
 
 
@@ -346,10 +346,10 @@ READ = {
 
 def test_numpy_agrees_about_arrays(tmp_path: Path) -> None:
     every = {name: dumps({"v": value}, 4) for name, value in NUMBERS.items()}
-    found = dict(zip(every, outcomes("pickle", files(tmp_path, every, ".pkl"), tmp_path), strict=True))
-    faults = {name: one for name, one in found.items() if one[2] not in ("refused", "equal", "explained")}
+    result = dict(zip(every, outcomes("pickle", files(tmp_path, every, ".pkl"), tmp_path), strict=True))
+    faults = {name: one for name, one in result.items() if one[2] not in ("refused", "equal", "explained")}
     assert faults == {}
-    assert {name for name, one in found.items() if one[2] == "equal"} >= READ
+    assert {name for name, one in result.items() if one[2] == "equal"} >= READ
 
 
 def every_kind() -> list[Any]:
@@ -377,18 +377,18 @@ def test_arrays_of_every_kind_are_listed(protocol: int) -> None:
 @pytest.mark.parametrize("name", NUMBERS)
 def test_torch_s_archives_read_arrays_alike(name: str, tmp_path: Path) -> None:
     """The two readers of pickles have builders of scalars of their own."""
-    made = {".pkl": dumps({"v": NUMBERS[name]}, 4), ".pt": archive(members(dumps({"v": NUMBERS[name]}, 4)))}
-    found = []
-    for suffix, data in made.items():
+    built = {".pkl": dumps({"v": NUMBERS[name]}, 4), ".pt": archive(members(dumps({"v": NUMBERS[name]}, 4)))}
+    values = []
+    for suffix, data in built.items():
         [path] = files(tmp_path, {"": data}, suffix)
         try:
             tree = open_checkpoint(str(path)).tree
         except CkpttoolError:
-            found.append(None)
+            values.append(None)
             continue
-        held = [leaf.array().tolist() for _, leaf in tree.tensors()]
-        found.append(held or [value.value for _, value in tree.plain()])
-    assert found[0] == found[1]
+        arrays = [leaf.array().tolist() for _, leaf in tree.tensors()]
+        values.append(arrays or [value.value for _, value in tree.plain()])
+    assert values[0] == values[1]
 
 
 LATE = (
@@ -415,8 +415,8 @@ def test_a_dtype_that_changes_later_is_refused(more: bytes) -> None:
 )
 def test_numbers_as_text_are_those_of_python(data: bytes) -> None:
     expected = pickle.loads(data)
-    found = parse_pickle(data).value
-    assert (type(found), found) == (type(expected), expected)
+    values = parse_pickle(data).value
+    assert (type(values), values) == (type(expected), expected)
 
 
 @pytest.mark.parametrize(
@@ -518,20 +518,20 @@ COLLIDING: dict[str, Callable[[int], bytes]] = {
 def test_few_keys_of_a_dict_may_collide(name: str, each: int) -> None:
     one = b"}(" + b"".join(COLLIDING[name](n) + b"N" for n in range(each)) + b"u"
     data = b"\x80\x02cbuiltins\ncomplex\nq\x000](" + one * (COUNT // each) + b"e."
-    found = parse_pickle(data).value
-    assert [len(made) for made in found] == [each] * (COUNT // each)
-    for made in found:
-        hashed = [hash(kept) for kept in made if type(kept) is not OpaqueKey]
+    value = parse_pickle(data).value
+    assert [len(mapping) for mapping in value] == [each] * (COUNT // each)
+    for mapping in value:
+        hashed = [hash(kept) for kept in mapping if type(kept) is not OpaqueKey]
         assert len(hashed) <= Limits().pickle_hashed_keys + SPREAD
         assert max(collections.Counter(hashed).values()) <= 2 * SPREAD
 
 
 def test_equal_keys_among_many_are_refused() -> None:
     keys = [_float(n + 0.5) for n in range(6000)]
-    data = b"\x80\x02}(" + b"".join(each + b"N" for each in keys)
-    found = parse_pickle(data + b"u.").value
-    assert len(found) == 6000
-    assert sum(type(each) is OpaqueKey for each in found) > 1000
+    data = b"\x80\x02}(" + b"".join(item + b"N" for item in keys)
+    values = parse_pickle(data + b"u.").value
+    assert len(values) == 6000
+    assert sum(type(item) is OpaqueKey for item in values) > 1000
     for again in (0.5, 5999.5):
         with pytest.raises(FormatError):
             parse_pickle(data + _float(again) + b"Nu.")
@@ -554,6 +554,6 @@ def test_torch_agrees_about_mutants(tmp_path: Path) -> None:
     every = {}
     for number in range(250):
         every[str(number)] = archive(members(pickle_mutants.mutated(data, choose), STORAGES))
-    found = outcomes("torch", files(tmp_path, every, ".pt"), tmp_path)
-    assert {one[2] for one in found} & {"different", "failed", "unverified"} == set()
-    assert sum(one[2] == "equal" for one in found) > 20
+    verdicts = outcomes("torch", files(tmp_path, every, ".pt"), tmp_path)
+    assert {one[2] for one in verdicts} & {"different", "failed", "unverified"} == set()
+    assert sum(one[2] == "equal" for one in verdicts) > 20

@@ -86,18 +86,18 @@ def compared_runs(
     """Return what is drawn of one or two algorithms, each with runs in every environment."""
     sides, every = [], []
     for name, offset, runs in zip(names, (0.0, apart), counts, strict=False):
-        asked = []
+        requested = []
         for env in envs:
             for number in range(runs):
                 folder = f"/{name}/{env}_{number}"
                 scored = run(folder, offset + 200 * number, env)[-last:]
                 every += scored
-                asked.append(TrainingRun(folder, tuple(each.evaluation.checkpoint for each in scored)))
-        found = algorithms.summarize_runs(asked, every, last)
-        assert found is not None
-        sides.append(found)
+                requested.append(TrainingRun(folder, tuple(saved.evaluation.checkpoint for saved in scored)))
+        algorithm = algorithms.summarize_runs(requested, every, last)
+        assert algorithm is not None
+        sides.append(algorithm)
     return (
-        [each.evaluation for each in every],
+        [checkpoint.evaluation for checkpoint in every],
         ranking.build_learning_curve(every),
         (),
         tuple(sides),
@@ -112,13 +112,13 @@ CASES: dict[str, tuple[object, ...]] = {
     "a single episode": ([evaluation("a.pt", [5.0])],),
     "equal": ([evaluation("a.pt", [5.0] * 20)],),
     "one, logged": ([evaluation("a.pt", MIXED)], (), [logged()]),
-    "a run": ([each.evaluation for each in run("/a")], ranking.build_learning_curve(run("/a"))),
+    "a run": ([checkpoint.evaluation for checkpoint in run("/a")], ranking.build_learning_curve(run("/a"))),
     "runs, logged": (
-        [each.evaluation for each in (*run("/a"), *run("/b", 500))],
+        [checkpoint.evaluation for checkpoint in (*run("/a"), *run("/b", 500))],
         ranking.build_learning_curve([*run("/a"), *run("/b", 500)]),
         [logged(), logged("/runs/b")],
     ),
-    "no steps": ([each.evaluation for each in run("/a")],),
+    "no steps": ([checkpoint.evaluation for checkpoint in run("/a")],),
     "algorithms by their last checkpoint": compared_runs(1),
     "algorithms by their last three": compared_runs(3),
     "algorithms in two environments": compared_runs(8, (3, 5), ("HalfCheetah-v5", "Swimmer-v5")),
@@ -153,7 +153,7 @@ def test_ticks_are_whole_numbers(scale: float, offset: float) -> None:
         axis = figure.axes[0].xaxis
         assert not axis.get_offset_text().get_text()
         places = axis.get_majorticklocs()
-        shown = [float(each.get_text().replace("\u2212", "-")) for each in axis.get_majorticklabels()]
+        shown = [float(label.get_text().replace("\u2212", "-")) for label in axis.get_majorticklabels()]
         assert shown == pytest.approx(places, abs=np.ptp(places) / 1000)
         low, high = axis.get_view_interval()
         labels = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
@@ -162,7 +162,7 @@ def test_ticks_are_whole_numbers(scale: float, offset: float) -> None:
         assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
         legend = figure.axes[0].get_legend()
         assert legend is not None
-        (mean,) = (each.get_text() for each in legend.get_texts() if each.get_text().startswith("mean"))
+        (mean,) = (text.get_text() for text in legend.get_texts() if text.get_text().startswith("mean"))
     assert float(mean.split()[1].replace("\u2212", "-").replace(",", "")) == pytest.approx(
         values.mean(), rel=0.01
     )
@@ -175,13 +175,13 @@ def test_intervals_are_named_where_they_are_drawn(counts: Sequence[int], known: 
         ScoredCheckpoint(evaluation(f"/r/ckpt-{step}", np.arange(n, dtype=float)), step)
         for step, n in enumerate(counts)
     ]
-    found, curve = [each.evaluation for each in scored], ranking.build_learning_curve(scored)
-    for data in (figures.PlotData(found, curve), figures.PlotData(found)):
+    evaluations, curve = [saved.evaluation for saved in scored], ranking.build_learning_curve(scored)
+    for data in (figures.PlotData(evaluations, curve), figures.PlotData(evaluations)):
         figure = figures._draw_figure(data, figures.LIGHT)
         legend = figure.axes[0].get_legend()
         assert legend is not None
-        named = [each.get_text() for each in legend.get_texts()]
-        assert any("CI" in each for each in named) == known
+        named = [text.get_text() for text in legend.get_texts()]
+        assert any("CI" in label for label in named) == known
         assert ("CI" in figures._figure_caption(data, compared=False)) == known
 
 
@@ -211,8 +211,8 @@ def test_no_text_covers_another_and_nothing_is_cut_off(case: str) -> None:
         figure = figures._draw_figure(figures.PlotData(*CASES[case]), figures.LIGHT)  # type: ignore[arg-type]
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
-        shown = [each for each in figure.findobj(Text) if each.get_text().strip() and each.get_visible()]
-        boxes = {each: each.get_window_extent() for each in shown}
+        shown = [item for item in figure.findobj(Text) if item.get_text().strip() and item.get_visible()]
+        boxes = {artist: artist.get_window_extent() for artist in shown}
         picture = np.asarray(canvas.buffer_rgba())[..., :3]
     heights = {"logged": 1320, "one algorithm": 1150, "algorithms": 1200, "one run each": 1200}
     height = next((heights[kind] for kind in heights if kind in case), 800)
@@ -233,7 +233,7 @@ def test_no_text_covers_another_and_nothing_is_cut_off(case: str) -> None:
         assert box.x1 <= 1600, text
         assert box.y1 <= height, text
     # Slanted ones are side by side although the boxes around them are not.
-    pairs = itertools.combinations([each for each in boxes.items() if not each[0].get_rotation() % 90], 2)
+    pairs = itertools.combinations([item for item in boxes.items() if not item[0].get_rotation() % 90], 2)
     covered = [
         (one.get_text(), other.get_text()) for (one, here), (other, there) in pairs if here.overlaps(there)
     ]
@@ -251,9 +251,9 @@ def test_an_svg_follows_the_page_and_a_theme_is_fixed(tmp_path: Path) -> None:
     assert rules is not None
     assert adapting.replace(rules[0], "") == light.replace('version="1.1">\n', 'version="1.1">\n\n', 1)
     # The rules turn each light color that is used into the one of the dark file.
-    used = {each for text in (light, dark) for each in re.findall(r"(?:fill|stroke): (#\w{6})", text)}
+    used = {colour for text in (light, dark) for colour in re.findall(r"(?:fill|stroke): (#\w{6})", text)}
     swaps = dict(re.findall(r"fill: (#\w{6})\"\]\{fill:(#\w{6})", rules[0]))
-    assert {swaps.get(each, each) for each in re.findall(r"(?:fill|stroke): (#\w{6})", light)} == set(
+    assert {swaps.get(colour, colour) for colour in re.findall(r"(?:fill|stroke): (#\w{6})", light)} == set(
         re.findall(r"(?:fill|stroke): (#\w{6})", dark)
     )
     assert "#000000" not in used
@@ -284,31 +284,31 @@ def test_two_algorithms_are_two_rows_with_intervals_over_runs(
 
 @needs_matplotlib
 def test_one_checkpoint_shows_its_distribution(tmp_path: Path, golden: Golden) -> None:
-    said = texts(drawn(tmp_path / "a.svg", *CASES["one"]))
+    labels = texts(drawn(tmp_path / "a.svg", *CASES["one"]))
     result = evaluation("a.pt", MIXED).statistics
-    assert f"mean {result.mean:,.1f}" in said
-    assert f"IQM {result.iqm:,.1f}" in said
-    golden("\n".join(text for text in said if re.search("[A-Za-z]{2}", text)))
+    assert f"mean {result.mean:,.1f}" in labels
+    assert f"IQM {result.iqm:,.1f}" in labels
+    golden("\n".join(text for text in labels if re.search("[A-Za-z]{2}", text)))
 
 
 @needs_matplotlib
 def test_runs_are_told_apart_and_the_best_is_marked(tmp_path: Path) -> None:
     scored = [*run("/x/seed1/ckpts"), *run("/x/seed2/ckpts", 500)]
-    found = [each.evaluation for each in scored]
-    said = texts(drawn(tmp_path / "a.svg", found, ranking.build_learning_curve(scored), [logged()]))
-    assert {"seed1/ckpts", "seed2/ckpts", "training steps", "eval/mean_reward"} <= set(said)
-    best = max(scored, key=lambda each: each.evaluation.statistics.mean)
-    assert f"best mean {best.evaluation.statistics.mean:,.1f} at {best.step:,}" in said
+    evaluations = [checkpoint.evaluation for checkpoint in scored]
+    labels = texts(drawn(tmp_path / "a.svg", evaluations, ranking.build_learning_curve(scored), [logged()]))
+    assert {"seed1/ckpts", "seed2/ckpts", "training steps", "eval/mean_reward"} <= set(labels)
+    best = max(scored, key=lambda checkpoint: checkpoint.evaluation.statistics.mean)
+    assert f"best mean {best.evaluation.statistics.mean:,.1f} at {best.step:,}" in labels
 
 
 @needs_matplotlib
 def test_single_checkpoints_of_several_runs_are_side_by_side(tmp_path: Path) -> None:
     """Their steps count different things, and an interval at one step would have no width."""
     scored = [run(f"/{name}/seed_0", offset)[-1] for name, offset in (("ppo", 0.0), ("ddpg", 500.0))]
-    found, curve = [each.evaluation for each in scored], ranking.build_learning_curve(scored)
-    said = texts(drawn(tmp_path / "a.svg", found, curve))
-    assert {"mean with 95 % CI", "ppo/seed_0/ckpt-80000", "ddpg/seed_0/ckpt-80000"} <= set(said)
-    assert "training steps" not in said
+    evaluations, curve = [saved.evaluation for saved in scored], ranking.build_learning_curve(scored)
+    labels = texts(drawn(tmp_path / "a.svg", evaluations, curve))
+    assert {"mean with 95 % CI", "ppo/seed_0/ckpt-80000", "ddpg/seed_0/ckpt-80000"} <= set(labels)
+    assert "training steps" not in labels
     # Beside a run of several steps, a single one has its interval as a bar.
     mixed = [*run("/td3/seed_0", 900.0), scored[0]]
     with figures._plot_style(figures.LIGHT):
@@ -316,11 +316,11 @@ def test_single_checkpoints_of_several_runs_are_side_by_side(tmp_path: Path) -> 
 
         axes = Figure().add_subplot()
         figures.draw_learning_curve(
-            axes, [each.evaluation for each in mixed], ranking.build_learning_curve(mixed)
+            axes, [checkpoint.evaluation for checkpoint in mixed], ranking.build_learning_curve(mixed)
         )
     low, high = scored[0].evaluation.statistics.ci95 or (0, 0)
     bars = [line.get_ydata() for line in axes.lines if list(line.get_xdata()) == [80_000] * 2]
-    assert [list(each) for each in bars] == [[low, high]]
+    assert [list(bar) for bar in bars] == [[low, high]]
 
 
 @needs_matplotlib
@@ -334,19 +334,19 @@ def test_runs_named_by_numbers_have_the_folder_above(tmp_path: Path) -> None:
     ):
         assert figures._run_name(path) == name
     scored = run("/runs/td3/seed_0")
-    said = texts(
+    labels = texts(
         drawn(tmp_path / "a.svg", [e.evaluation for e in scored], ranking.build_learning_curve(scored))
     )
-    assert "td3/seed_0 in Hopper-v5: 8 checkpoints" in said
+    assert "td3/seed_0 in Hopper-v5: 8 checkpoints" in labels
 
 
 @needs_matplotlib
 def test_equal_lengths_need_no_panel(tmp_path: Path) -> None:
     one = evaluation("a.pt", MIXED)
     one.rollout.lengths[:] = 200
-    said = texts(drawn(tmp_path / "a.svg", [one]))
-    assert "episode length (steps)" not in said
-    assert any(text.startswith("80 episodes of 200 steps (seeds") for text in said)
+    labels = texts(drawn(tmp_path / "a.svg", [one]))
+    assert "episode length (steps)" not in labels
+    assert any(text.startswith("80 episodes of 200 steps (seeds") for text in labels)
     one.rollout.lengths[0] = 199
     assert "episode length (steps)" in texts(drawn(tmp_path / "b.svg", [one]))
 
@@ -361,8 +361,8 @@ def test_names_from_files_are_only_names(tmp_path: Path) -> None:
     picture = drawn(tmp_path / "one.svg", [evaluation(f"/runs/{names[0]}", MIXED)])
     assert any(text.startswith(f"{names[0]} ") for text in texts(picture))
     several = [evaluation(f"/runs/{name}", [1.0, 2.0]) for name in names]
-    said = texts(drawn(tmp_path / "several.svg", several))
-    assert {names[0], names[1], names[3]} <= set(said)
+    labels = texts(drawn(tmp_path / "several.svg", several))
+    assert {names[0], names[1], names[3]} <= set(labels)
 
 
 @needs_matplotlib
@@ -390,15 +390,15 @@ def test_returns_that_are_not_finite_are_not_drawn(tmp_path: Path, golden: Golde
 
 @needs_matplotlib
 def test_curves_share_their_steps_only_where_these_are_alike(tmp_path: Path) -> None:
-    found = run("/a")
-    evaluations, curve = [each.evaluation for each in found], ranking.build_learning_curve(found)
-    steps = [np.arange(1, 101) * each for each in (1000, 1_000_000)]
-    for number, (each, ticks) in enumerate(zip(steps, ("100k", "100M"), strict=True)):
-        other = TrainingCurve(("/a/events",), "train", "training", each, np.sqrt(each), 100)
-        said = texts(drawn(tmp_path / f"{number}.svg", evaluations, curve, [other]))
-        assert ticks in said
+    checkpoints = run("/a")
+    evaluations, curve = [row.evaluation for row in checkpoints], ranking.build_learning_curve(checkpoints)
+    steps = [np.arange(1, 101) * factor for factor in (1000, 1_000_000)]
+    for number, (step, ticks) in enumerate(zip(steps, ("100k", "100M"), strict=True)):
+        other = TrainingCurve(("/a/events",), "train", "training", step, np.sqrt(step), 100)
+        labels = texts(drawn(tmp_path / f"{number}.svg", evaluations, curve, [other]))
+        assert ticks in labels
         # The curve above has the whole width either way.
-        assert "60k" in said
+        assert "60k" in labels
 
 
 def test_what_cannot_be_plotted_is_refused(
@@ -428,10 +428,10 @@ def test_the_command_plots_a_run_and_charts_it(tmp_path: Path, golden: Golden) -
     ran = in_process("eval", TORCH_SAMPLE.parent, "--episodes", 2, "--plot", target, "--chart")
     assert ran.status == 0, ran.err
     assert ran.out.endswith(f"wrote {target}\n")
-    said = texts(ElementTree.parse(target).getroot())
-    assert any("Pendulum-v1" in text for text in said)
+    labels = texts(ElementTree.parse(target).getroot())
+    assert any("Pendulum-v1" in text for text in labels)
     # Its steps are those that the checkpoints count.
-    assert "updates" in said
+    assert "updates" in labels
     assert sum("│" in line for line in ran.out.splitlines()) == 9
     refusal = in_process("eval", TORCH_SAMPLE, "--episodes", 10**8, "--plot", target)
     golden(refused(refusal))
@@ -487,10 +487,10 @@ def test_a_line_goes_from_corner_to_corner(encoding: str) -> None:
     lines = figures.render_learning_curve(points(0, 1, 2, 3), 60)
     assert all(line.isascii() for line in lines) is (encoding == "ascii")
     assert max(map(len, lines)) <= 60
-    found = inked(lines)
-    assert found.any(axis=0).all(), "the line has gaps"
-    heights = found.argmax(axis=0)
-    assert (heights[0], heights[-1]) == (len(found) - 1, 0)
+    columns = inked(lines)
+    assert columns.any(axis=0).all(), "the line has gaps"
+    heights = columns.argmax(axis=0)
+    assert (heights[0], heights[-1]) == (len(columns) - 1, 0)
     assert (np.diff(heights) <= 0).all()
     assert [line.split() for line in lines[-2:]] == [["1,000", "4,000"], ["training", "steps"]]
     assert figures.render_learning_curve(points(0, 1, 2, 3), 60, "updates")[-1].strip() == "updates"
@@ -511,14 +511,14 @@ def test_flat_curves_and_single_steps_are_drawn_too() -> None:
     assert inked(figures.render_learning_curve(points(7, 7, 7), 60)).any(axis=0).all()
     same = [LearningCurvePoint(5, float(n), None, "a", str(n)) for n in range(3)]
     assert figures.render_learning_curve(same, 60)
-    found = [evaluation(str(n), [1.0]) for n in range(3)]
-    assert figures.render_chart(found, same) == []
+    evaluations = [evaluation(str(n), [1.0]) for n in range(3)]
+    assert figures.render_chart(evaluations, same) == []
 
 
 def test_without_plotext_no_curve_is_drawn_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures.importlib.util, "find_spec", lambda name: None)
-    found = [evaluation(str(n), [1.0]) for n in range(3)]
-    assert figures.render_chart(found, points(1, 2, 3)) == []
+    evaluations = [evaluation(str(n), [1.0]) for n in range(3)]
+    assert figures.render_chart(evaluations, points(1, 2, 3)) == []
     assert figures.render_chart([evaluation("a.pt", MIXED)], []) != []
     with pytest.raises(MissingExtraError, match="plotext"):
         figures.require_chart()
@@ -529,15 +529,15 @@ def test_without_plotext_no_curve_is_drawn_unless_asked_for(monkeypatch: pytest.
 def test_a_pipe_gets_a_chart_when_asked_in_ascii_where_it_must(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     common = ("eval", TORCH_SAMPLE, "--episodes", 20, "--chart")
-    told = in_process(*common, "--json", "--plot", tmp_path / "a.png")
-    assert told.json()["plot"] == str(tmp_path / "a.png")
-    asked = ckpttool(*common, env={"PYTHONIOENCODING": "ascii"})
-    assert asked.status == 0, asked.err
-    lines = asked.out[asked.out.index("\nhistogram ") + 1 :].splitlines()
+    process = in_process(*common, "--json", "--plot", tmp_path / "a.png")
+    assert process.json()["plot"] == str(tmp_path / "a.png")
+    requested = ckpttool(*common, env={"PYTHONIOENCODING": "ascii"})
+    assert requested.status == 0, requested.err
+    lines = requested.out[requested.out.index("\nhistogram ") + 1 :].splitlines()
     assert len(lines) >= 4
     assert all(line.isascii() and len(line) <= 80 for line in lines)
     assert any("###" in line for line in lines)
-    assert "\\u" not in asked.out
+    assert "\\u" not in requested.out
 
 
 @needs_plotext

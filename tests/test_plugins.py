@@ -94,27 +94,27 @@ def test_a_broken_package_is_named(tmp_path: Path, code: str, golden: Golden) ->
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["dist-info", "egg-info", "egg", "archive", "finder", "object"])
 def test_a_package_is_found_wherever_its_metadata_lies(tmp_path: Path, kind: str) -> None:
-    place = tmp_path / ("shout-1.0.egg" if kind == "egg" else "place")
-    info = place / ("EGG-INFO" if kind == "egg" else f"shout-1.0.{kind if '-' in kind else 'dist-info'}")
+    location = tmp_path / ("shout-1.0.egg" if kind == "egg" else "place")
+    info = location / ("EGG-INFO" if kind == "egg" else f"shout-1.0.{kind if '-' in kind else 'dist-info'}")
     info.mkdir(parents=True)
     (info / ("PKG-INFO" if "egg" in kind else "METADATA")).write_text(
         "Metadata-Version: 2.1\nName: shout\nVersion: 1.0\n"
     )
     (info / "entry_points.txt").write_text("[ckpttool.formats]\nshout = shout_format\n")
-    found = str(place)
+    search_path = str(location)
     if kind == "archive":
-        found = shutil.make_archive(str(tmp_path / "packed"), "zip", place)
+        search_path = shutil.make_archive(str(tmp_path / "packed"), "zip", location)
     code = tmp_path / "code"
     code.mkdir()
     (code / "shout_format.py").write_text(STRANGER)
     if kind == "finder":
-        (code / "sitecustomize.py").write_text(FINDER.format(place=found))
-        found = ""
+        (code / "sitecustomize.py").write_text(FINDER.format(place=search_path))
+        search_path = ""
     elif kind == "object":
-        program = f"import pathlib, sys; sys.path.append(pathlib.Path({found!r}))"
+        program = f"import pathlib, sys; sys.path.append(pathlib.Path({search_path!r}))"
         (code / "sitecustomize.py").write_text(program)
-        found = ""
-    environment = {"PYTHONPATH": ":".join(filter(None, [str(ROOT), str(code), found]))}
+        search_path = ""
+    environment = {"PYTHONPATH": ":".join(filter(None, [str(ROOT), str(code), search_path]))}
     listed = run("formats", "--json", env=environment)
     assert "shout" in [row["name"] for row in listed.json()["formats"]]
 

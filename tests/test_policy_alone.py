@@ -85,9 +85,9 @@ def played(
     """Return the actions for fixed observations, and what was assumed."""
     how = Protocol(network=network, wrappers=("none",))
     agent = restore_agent(str(path), facts=facts, network=network)
-    place = choose_environment(agent, TASK, how)
-    with place.make(1) as vector:
-        entrant = prepare_agent(agent, place, how, vector.spec)
+    environment = choose_environment(agent, TASK, how)
+    with environment.make(1) as vector:
+        entrant = prepare_agent(agent, environment, how, vector.spec)
     return run_network(numpy_backend.build(entrant.network), observations()), entrant.assumed
 
 
@@ -170,10 +170,10 @@ def test_squares_go_by_their_numbers_and_that_is_said(tmp_path: Path) -> None:
     shuffled = OrderedDict(sorted(model.state_dict().items(), key=lambda item: hash(item[0])))
     last = {"12.weight": torch.ones(1, 3), "12.bias": torch.ones(1)}
     path = saved(tmp_path / "b.pth", OrderedDict({**shuffled, **last}))
-    found, assumed = played(path, AgentFacts(activations="linear", head="linear"))
+    actions, assumed = played(path, AgentFacts(activations="linear", head="linear"))
     whole = nn.Sequential(*model, nn.Linear(3, 1))
     whole[-1].load_state_dict({"weight": torch.ones(1, 3), "bias": torch.ones(1)})
-    close(found, wanted(whole))
+    close(actions, wanted(whole))
     assert any("10, 11, 12" in line for line in assumed)
 
 
@@ -207,8 +207,8 @@ def test_a_trunk_and_a_head_are_one_network(tmp_path: Path) -> None:
     trunk = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
     head = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
     path = saved(tmp_path / "a.pth", nn.ModuleDict({"encoder": trunk, "head": head}).state_dict())
-    found, assumed = played(path, AgentFacts(activations="relu", head="linear"))
-    close(found, wanted(nn.Sequential(trunk, head)))
+    actions, assumed = played(path, AgentFacts(activations="relu", head="linear"))
+    close(actions, wanted(nn.Sequential(trunk, head)))
     assert any("encoder/2" in line for line in assumed)
 
 
@@ -240,8 +240,8 @@ def test_a_critic_beside_is_left_out_by_its_name_and_that_is_said(tmp_path: Path
     path = saved(
         tmp_path / "a.pth", {"pi_net": {"x": 1}, "policy": model.state_dict(), "value": critic.state_dict()}
     )
-    found, assumed = played(path, GIVEN)
-    close(found, wanted(model))
+    actions, assumed = played(path, GIVEN)
+    close(actions, wanted(model))
     assert any("policy" in line and "value" in line for line in assumed)
 
 
@@ -409,7 +409,7 @@ def test_batch_norms_compute_as_torch_does_in_evaluation(name: str, tmp_path: Pa
         expected = model(torch.from_numpy(inputs)).numpy()
     close(run_network(numpy_backend.build(network), inputs), expected)
     assert any(NORMS_BEFORE in line for line in agent.binding.moves.assumed)
-    assert any(each.what == "architecture" and "1e-05" in each.value for each in entries)
+    assert any(entry.what == "architecture" and "1e-05" in entry.value for entry in entries)
 
 
 def test_batch_norms_of_tensorflow_have_its_epsilon(tmp_path: Path) -> None:
@@ -527,8 +527,8 @@ def test_a_sequential_that_ends_in_a_layer_is_the_action(tmp_path: Path) -> None
     model = nn.Sequential(
         nn.Linear(3, 8), nn.Sequential(nn.SiLU(), nn.Linear(8, 5), nn.Softplus()), nn.Linear(5, 1)
     )
-    found, assumed = played(saved(tmp_path / "a.pt", model))
-    close(found, wanted(model))
+    actions, assumed = played(saved(tmp_path / "a.pt", model))
+    close(actions, wanted(model))
     assert assumed
 
 
@@ -619,10 +619,10 @@ def test_torchscript_is_followed_to_its_activations_and_scale(
     model: nn.Module, how: str, tmp_path: Path
 ) -> None:
     model.eval()
-    made = torch.jit.trace(model, torch.zeros(1, 3)) if how == "trace" else torch.jit.script(model)
+    script = torch.jit.trace(model, torch.zeros(1, 3)) if how == "trace" else torch.jit.script(model)
     if how == "freeze":
-        made = torch.jit.freeze(made)
-    made.save(str(tmp_path / "a.pt"))
+        script = torch.jit.freeze(script)
+    script.save(str(tmp_path / "a.pt"))
     close(played(tmp_path / "a.pt")[0], wanted(model))
 
 
@@ -681,14 +681,14 @@ def test_a_recurrent_torchscript_carries_its_state(name: str, tmp_path: Path) ->
     path = tmp_path / "policy.pt"
     torch.jit.script(model).save(str(path))
     agent = restore_agent(str(path))
-    place = choose_environment(agent, TASK, Protocol())
-    with place.make(1) as vector:
-        policy = numpy_backend.build(prepare_agent(agent, place, Protocol(), vector.spec).network)
+    environment = choose_environment(agent, TASK, Protocol())
+    with environment.make(1) as vector:
+        policy = numpy_backend.build(prepare_agent(agent, environment, Protocol(), vector.spec).network)
     state: tuple[np.ndarray, ...] = ()
     for row in observations(6)[:, None]:
-        found, state = policy.step(row, state)
+        actions, state = policy.step(row, state)
         with torch.no_grad():
-            close(found, model(torch.from_numpy(row)).numpy())
+            close(actions, model(torch.from_numpy(row)).numpy())
     with pytest.raises(UnsupportedError) as caught:
         export(str(path), str(tmp_path / "policy.onnx"), env=TASK)
     assert "state" in (caught.value.found or "")
@@ -753,7 +753,7 @@ def test_the_code_of_an_archive_goes_before_the_defaults_of_a_layout(
     done = convert(str(path), str(tmp_path / "policy"), to="tf")
     assert done.written
     assert not done.open_entries
-    assert not [each for each in done.ledger if each.use == "assumed" and each.what == "activation"]
+    assert not [entry for entry in done.ledger if entry.use == "assumed" and entry.what == "activation"]
     if isinstance(normalizer, nn.Identity):
         close(played(tmp_path / "policy")[0], wanted(model))
 
@@ -769,8 +769,8 @@ def test_the_code_of_an_archive_goes_before_the_defaults_of_a_layout(
 )
 def test_torchscript_flattens_and_has_layers_without_bias(model: nn.Module, how: str, tmp_path: Path) -> None:
     path = tmp_path / "policy.pt"
-    made = torch.jit.script(model) if how == "script" else torch.jit.trace(model, torch.zeros(1, 3))
-    made.save(str(path))
+    script = torch.jit.script(model) if how == "script" else torch.jit.trace(model, torch.zeros(1, 3))
+    script.save(str(path))
     close(played(path)[0], wanted(model))
 
 
@@ -932,8 +932,8 @@ def test_an_activation_with_other_arguments_is_not_taken_for_the_plain_one(
 )
 def test_a_pickled_activation_keeps_its_function(activation: nn.Module, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 8), activation, nn.Linear(8, 1))
-    found, _ = played(saved(tmp_path / "a.pt", model))
-    close(found, wanted(model))
+    actions, _ = played(saved(tmp_path / "a.pt", model))
+    close(actions, wanted(model))
 
 
 class _Forms:
@@ -977,8 +977,8 @@ def test_a_head_of_actions_acts_beside_a_value_head(name: str, tmp_path: Path) -
     )
     agent = load_agent(str(path), "CartPole-v1", facts=AgentFacts(activations="relu"))
     obs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
-    wanted = head(torch.relu(trunk(torch.from_numpy(obs)))).argmax(1).numpy()
-    np.testing.assert_array_equal(agent.act(obs), wanted)
+    expected = head(torch.relu(trunk(torch.from_numpy(obs)))).argmax(1).numpy()
+    np.testing.assert_array_equal(agent.act(obs), expected)
 
 
 @pytest.mark.parametrize(("value", "advantage"), [("val", "adv"), ("value_head", "advantage_head")])
@@ -999,7 +999,7 @@ def test_a_q_network_acts_beside_its_target(tmp_path: Path) -> None:
     torch.manual_seed(0)
     online, target = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
     networks = {"online_network": online, "target_network": target}
-    content = {name: nn.ModuleDict({"model": each}).state_dict() for name, each in networks.items()}
+    content = {name: nn.ModuleDict({"model": network}).state_dict() for name, network in networks.items()}
     path = saved(tmp_path / "ddqn.pt", {"algorithm": "ddqn", **content})
     agent = load_agent(str(path), "CartPole-v1", facts=AgentFacts(activations="relu"))
     obs = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
@@ -1081,7 +1081,7 @@ def test_weights_of_a_sequential_with_an_unknown_part_are_not_played(tmp_path: P
 
 def test_the_class_of_a_whole_module_is_named_where_its_weights_play(tmp_path: Path) -> None:
     assert in_process("convert", _Forms.whole(Skipping(), tmp_path), tmp_path / "b.npz").status == 0
-    assert any("Skipping" in each for each in played(tmp_path / "b.npz", GIVEN)[1])
+    assert any("Skipping" in sentence for sentence in played(tmp_path / "b.npz", GIVEN)[1])
 
 
 def test_a_given_fact_wins_over_the_activations_that_a_conversion_carries(tmp_path: Path) -> None:
@@ -1122,9 +1122,9 @@ def test_the_command_that_is_named_works(tmp_path: Path) -> None:
     command = json.loads(refused.out)["error"]["hint"].removeprefix("ckpttool ")
     # The command is complete: what was given is in it, whatever its form was, and works unchanged.
     words = shlex.split(command)
-    given = {"--seed": ["7"], "--env": [TASK], "--episodes": ["2"], "--bounds": ["-1.5", "2"]}
+    options = {"--seed": ["7"], "--env": [TASK], "--episodes": ["2"], "--bounds": ["-1.5", "2"]}
     assert words[:2] == ["eval", str(path)]
-    assert all(words[words.index(name) + 1 :][: len(values)] == values for name, values in given.items())
+    assert all(words[words.index(name) + 1 :][: len(values)] == values for name, values in options.items())
     ran = in_process(*words)
     assert ran.status in (0, 1), ran.err
     assert any(note.startswith("given: ") and "head tanh" in note for note in json.loads(ran.out)["notes"])
@@ -1194,15 +1194,15 @@ def test_an_export_names_its_command_too_and_records_what_was_given(tmp_path: Pa
     assert [receipt["provenance"][name] for name in ("head", "activations", "env")] == ["given"] * 3
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(str(target))
-    (found,) = session.run(None, {session.get_inputs()[0].name: observations()})
-    close(found, wanted(model))
+    (actions,) = session.run(None, {session.get_inputs()[0].name: observations()})
+    close(actions, wanted(model))
 
 
 def test_returns_are_those_of_a_torch_loop(tmp_path: Path) -> None:
     gymnasium = pytest.importorskip("gymnasium")
     model = Actor().eval()
     path = saved(tmp_path / "a.pth", model.state_dict())
-    found = evaluate(str(path), TASK, Protocol(episodes=2, engine="gymnasium"), facts=GIVEN)
+    evaluation = evaluate(str(path), TASK, Protocol(episodes=2, engine="gymnasium"), facts=GIVEN)
     env, returns = gymnasium.make(TASK), []
     for seed in (1000, 1001):
         obs, _ = env.reset(seed=seed)
@@ -1213,7 +1213,7 @@ def test_returns_are_those_of_a_torch_loop(tmp_path: Path) -> None:
             obs, reward, terminated, truncated, _ = env.step(action)
             total, done = total + float(reward), terminated or truncated
         returns.append(total)
-    np.testing.assert_allclose(found.rollout.returns, returns, rtol=1e-3)
+    np.testing.assert_allclose(evaluation.rollout.returns, returns, rtol=1e-3)
 
 
 def test_facts_given_to_a_conversion_play_its_target(tmp_path: Path) -> None:
@@ -1236,13 +1236,13 @@ def test_a_given_fact_wins_over_the_file_and_the_contradiction_is_named(tmp_path
     assert agent.known.activations == ["relu"]
     assert any("activations" in note and "elu" in note for note in agent.notes)
     diagnosis = ckpttool.doctor(str(path), TASK, facts=facts)
-    assert any("activations" in each.sentence for each in diagnosis.findings)
+    assert any("activations" in finding.sentence for finding in diagnosis.findings)
 
 
 def test_doctor_names_what_no_file_holds(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pth", Actor().state_dict())
     findings = ckpttool.doctor(str(path), TASK).findings
-    assert any({"--activation", "--head", "NAME"} <= set((each.fix or "").split()) for each in findings)
+    assert any({"--activation", "--head", "NAME"} <= set((finding.fix or "").split()) for finding in findings)
     assert not [f for f in ckpttool.doctor(str(path), TASK, facts=GIVEN).findings if f.topic == "agent"]
 
 
@@ -1408,8 +1408,8 @@ def test_a_damaged_configuration_is_refused(change: dict[str, Any]) -> None:
     history = {"class_name": "__keras_tensor__", "config": {"keras_history": change.get("history")}}
     node = {"args": [history], "kwargs": {}}
     dense = {"class_name": "Dense", "config": {"name": "dense"}, "name": "dense", "inbound_nodes": [node]}
-    given = {"class_name": "InputLayer", "config": {"name": "input", "batch_shape": [None, 3]}}
-    settings = {"layers": [given | {"name": "input", "inbound_nodes": []}, dense], "name": "model"}
+    config = {"class_name": "InputLayer", "config": {"name": "input", "batch_shape": [None, 3]}}
+    settings = {"layers": [config | {"name": "input", "inbound_nodes": []}, dense], "name": "model"}
     settings |= {"input_layers": [["input", 0, 0]], "output_layers": [["dense", 0, 0]]}
     document = {"class_name": "Functional", "config": settings | change}
     with pytest.raises(UnsupportedError):
@@ -1448,14 +1448,14 @@ def test_a_folder_is_swept_with_the_facts_and_its_critics_are_passed_over(tmp_pa
 
 
 def test_a_folder_without_agents_plays_its_policies_and_names_the_facts(tmp_path: Path) -> None:
-    place = tmp_path / "step_100"
-    saved(place / "model.pth", Actor().state_dict())
-    saved(place / "scheduler.pth", {"step_size": 3, "gamma": 0.1})
-    ran = in_process("eval", place, "--env", TASK, "--episodes", "1", "--json")
+    folder = tmp_path / "step_100"
+    saved(folder / "model.pth", Actor().state_dict())
+    saved(folder / "scheduler.pth", {"step_size": 3, "gamma": 0.1})
+    ran = in_process("eval", folder, "--env", TASK, "--episodes", "1", "--json")
     assert ran.status == 2
     facts = named_facts(json.loads(ran.out)["error"]["hint"])
     assert facts == ("--activation", "relu", "--head", "tanh")
-    ran = in_process("eval", place, "--env", TASK, *facts, "--episodes", "1", "--json")
+    ran = in_process("eval", folder, "--env", TASK, *facts, "--episodes", "1", "--json")
     assert len(json.loads(ran.out)["evaluations"]) == 1
 
 
@@ -1470,14 +1470,14 @@ def test_a_folder_of_other_networks_names_the_way_to_the_reason(tmp_path: Path) 
 
 def pieces(*names: str, memory: bool = False) -> dict[str, Any]:
     """Return networks of two layers under these names: 3 -> 5 -> 4 or, if called last, 4 -> 6 -> 2 values."""
-    found: dict[str, Any] = {}
+    data: dict[str, Any] = {}
     for name in names:
         sizes = (4, 6, 2) if name.endswith("last") else (3, 5, 4)
         for number, (n_in, n_out) in enumerate(pairwise(sizes)):
-            found |= {f"{name}.{2 * number}.{k}": v for k, v in nn.Linear(n_in, n_out).state_dict().items()}
+            data |= {f"{name}.{2 * number}.{k}": v for k, v in nn.Linear(n_in, n_out).state_dict().items()}
     if memory:
-        found |= {f"rnn.{name}": value for name, value in nn.GRU(4, 4).state_dict().items()}
-    return found
+        data |= {f"rnn.{name}": value for name, value in nn.GRU(4, 4).state_dict().items()}
+    return data
 
 
 def test_parts_of_one_network_are_not_offered_as_the_policy(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def pictures(*shape: int) -> np.ndarray:
 
 
 def numbers(tensor: Any) -> np.ndarray:
-    found: np.ndarray = tensor.detach().numpy()
-    return found
+    array: np.ndarray = tensor.detach().numpy()
+    return array
 
 
 def batch_norm(norm: Any) -> Affine:
@@ -114,10 +114,10 @@ def convolutions() -> Any:
 @pytest.mark.parametrize("batch", [1, 7])
 def test_images(backend: Any, convolutions: Any, batch: int, *, first: bool) -> None:
     obs = pictures(batch, 3, 20, 24)
-    wanted = numbers(convolutions(torch.tensor(obs).float() / 255))
-    given = obs if first else np.ascontiguousarray(obs.transpose(0, 2, 3, 1))
-    found, _ = backend.build(image_network(convolutions, first=first)).step(given)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    expected = numbers(convolutions(torch.tensor(obs).float() / 255))
+    images = obs if first else np.ascontiguousarray(obs.transpose(0, 2, 3, 1))
+    outputs, _ = backend.build(image_network(convolutions, first=first)).step(images)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_images_in_float64(backend: Any, convolutions: Any, golden: Golden) -> None:
@@ -128,10 +128,10 @@ def test_images_in_float64(backend: Any, convolutions: Any, golden: Golden) -> N
             backend.build(network)
         golden(caught.value)
         return
-    wanted, _ = plugins.find("backends", "numpy").load().build(network).step(obs)
-    found, _ = backend.build(network).step(obs)
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+    expected, _ = plugins.find("backends", "numpy").load().build(network).step(obs)
+    outputs, _ = backend.build(network).step(obs)
+    assert outputs.dtype == np.float64
+    np.testing.assert_allclose(outputs, expected, rtol=1e-12, atol=1e-12)
 
 
 def torch_lstm(layers: int) -> tuple[Any, Network]:
@@ -164,11 +164,11 @@ def torch_gru() -> tuple[Any, Network]:
 def test_cells_of_torch(backend: Any, made: Callable[[], tuple[Any, Network]]) -> None:
     cell, network = made()
     obs = normal(STEPS, BATCH, OBS)
-    wanted = numbers(cell(torch.tensor(obs.transpose(1, 0, 2)))[0])
+    expected = numbers(cell(torch.tensor(obs.transpose(1, 0, 2)))[0])
     policy, state = backend.build(network), ()
-    for step, given in enumerate(obs):
-        found, state = policy.step(given, state)
-        np.testing.assert_allclose(found, wanted[:, step], rtol=1e-5, atol=1e-5)
+    for step, inputs in enumerate(obs):
+        outputs, state = policy.step(inputs, state)
+        np.testing.assert_allclose(outputs, expected[:, step], rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -188,11 +188,11 @@ def test_actors_of_keras_with_memory(backend: Any, keras: Path, name: str) -> No
     assert part is not None
     wiring, _ = derive_network_settings(agent, ActionBounds([-n for n in limit], limit, None))
     policy, state = backend.build(policy_network(agent.tree, part, wiring, agent.front("actor"))), ()
-    wanted = np.load(keras / f"{name}.npy")
-    assert np.ptp(wanted, axis=1).min() > 0.1
-    for step, given in enumerate(np.load(keras / "obs.npy").transpose(1, 0, 2)):
-        found, state = policy.step(given, state)
-        np.testing.assert_allclose(found, wanted[:, step], rtol=1e-5, atol=1e-5)
+    expected = np.load(keras / f"{name}.npy")
+    assert np.ptp(expected, axis=1).min() > 0.1
+    for step, inputs in enumerate(np.load(keras / "obs.npy").transpose(1, 0, 2)):
+        outputs, state = policy.step(inputs, state)
+        np.testing.assert_allclose(outputs, expected[:, step], rtol=1e-5, atol=1e-5)
 
 
 def test_several_inputs_of_other_shapes(backend: Any) -> None:
@@ -205,9 +205,9 @@ def test_several_inputs_of_other_shapes(backend: Any) -> None:
     )
     network = Network((("grid", (2, 2)), ("vector", 3)), nodes, 6)
     obs = {"vector": normal(BATCH, 3), "grid": normal(BATCH, 2, 2)}
-    taken = np.concatenate([obs["grid"].reshape(BATCH, 4), obs["vector"]], axis=1)[:, 2:6]
-    found, _ = backend.build(network).step(obs)
-    np.testing.assert_allclose(found, taken**3 + taken, rtol=1e-5, atol=1e-6)
+    values = np.concatenate([obs["grid"].reshape(BATCH, 4), obs["vector"]], axis=1)[:, 2:6]
+    outputs, _ = backend.build(network).step(obs)
+    np.testing.assert_allclose(outputs, values**3 + values, rtol=1e-5, atol=1e-6)
 
 
 def chain(shape: tuple[int, ...], layer: Any) -> Network:

@@ -43,13 +43,13 @@ def numpy_features() -> list[str]:
 def setting(features: str, threads: int) -> dict[str, str]:
     """Return the environment in which libraries find all features or none ("baseline")."""
     # Threads that wait must not spin: other tests run beside these.
-    found = {**dict.fromkeys(THREADS, str(threads)), "OMP_WAIT_POLICY": "passive"}
+    values = {**dict.fromkeys(THREADS, str(threads)), "OMP_WAIT_POLICY": "passive"}
     if features == "baseline":
-        found |= {"NPY_DISABLE_CPU_FEATURES": " ".join(numpy_features()), "ATEN_CPU_CAPABILITY": "default"}
+        values |= {"NPY_DISABLE_CPU_FEATURES": " ".join(numpy_features()), "ATEN_CPU_CAPABILITY": "default"}
         if platform.machine() == "x86_64":
-            found |= {"OPENBLAS_CORETYPE": "Nehalem", "ONEDNN_MAX_CPU_ISA": "SSE41"}
-            found |= {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
-    return found
+            values |= {"OPENBLAS_CORETYPE": "Nehalem", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+            values |= {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
+    return values
 
 
 def python(arguments: list[str], environment: Mapping[str, str]) -> str:

@@ -48,26 +48,26 @@ gymnasium.register("Slow-v0", Slow, max_episode_steps=20)
 
 def watched(*arguments: str, path: Path = ROOT) -> tuple[str, str]:
     """Run Python with a terminal of 80 columns as stderr; return what it wrote there, and on stdout."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    master, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{path}", "TERM": "xterm"}
     environment.pop("COLUMNS", None)
     with subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=theirs, env=environment
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=terminal, env=environment
     ) as child:
-        os.close(theirs)
-        seen = b""
+        os.close(terminal)
+        output = b""
         try:
-            while part := os.read(ours, 65536):
-                seen += part
+            while part := os.read(master, 65536):
+                output += part
         except OSError:
             # Linux says so when the last writer has gone.
             pass
         finally:
-            os.close(ours)
+            os.close(master)
         out, _ = child.communicate(timeout=60)
-    assert child.returncode == 0, seen.decode()
-    return seen.decode(), out.decode()
+    assert child.returncode == 0, output.decode()
+    return output.decode(), out.decode()
 
 
 def counting(reports: int, *, quiet: bool = False, clock: bool = False) -> tuple[str, str]:
@@ -75,9 +75,9 @@ def counting(reports: int, *, quiet: bool = False, clock: bool = False) -> tuple
 
 
 def test_a_long_play_shows_episodes_speed_and_the_time_that_is_left() -> None:
-    seen, out = counting(20)
+    text, out = counting(20)
     assert out == "done\n"
-    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", seen)]
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", text)]
     shown = [line for line in lines if "episodes" in line]
     assert shown
     assert all(line.startswith("eval ") and len(line) <= 80 for line in shown)
@@ -92,15 +92,15 @@ def test_a_long_play_shows_episodes_speed_and_the_time_that_is_left() -> None:
     assert done == sorted(done)
     assert re.search(r"\d,\d{3} steps/s", shown[-1])
     # The bar takes itself away, and gives the cursor back.
-    assert seen.endswith("\x1b[2K")
-    assert "\x1b[?25h" in seen
+    assert text.endswith("\x1b[2K")
+    assert "\x1b[?25h" in text
 
 
 def test_a_long_conversion_shows_its_rate() -> None:
     program = COUNTING.format(reports=20, quiet=False, clock=False).replace("episodes", "bytes")
-    seen, out = watched("-c", program.replace("moving(n, 40, 1000 * n)", "moving(n * 10**6, 40 * 10**6)"))
+    text, out = watched("-c", program.replace("moving(n, 40, 1000 * n)", "moving(n * 10**6, 40 * 10**6)"))
     assert out == "done\n"
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     assert re.search(r"eval \S+ +\d+% [\d.]+ MB/s (\d+:\d\d:\d\d|-:--:--)", plain)
 
 
@@ -117,9 +117,9 @@ def test_quiet_shows_nothing() -> None:
 def test_eval_tells_how_fast_it_plays(tmp_path: Path) -> None:
     (tmp_path / "slow_games.py").write_text(SLOW)
     arguments = ("-m", "ckpttool", "eval", str(TORCH_SAMPLE), "--env", "slow_games:Slow-v0")
-    seen, out = watched(*arguments, "--episodes", "60", "--num-envs", "4", path=tmp_path)
-    assert re.search(r"\d+/60 episodes", seen)
-    assert re.search(r"\d steps/s", seen)
+    text, out = watched(*arguments, "--episodes", "60", "--num-envs", "4", path=tmp_path)
+    assert re.search(r"\d+/60 episodes", text)
+    assert re.search(r"\d steps/s", text)
     assert "60 episodes" in out
     assert "\x1b" not in out
     assert "│" not in out, "a chart, although stdout is not a terminal"

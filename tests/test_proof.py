@@ -31,11 +31,11 @@ def damaged(monkeypatch: pytest.MonkeyPatch, **renamed: str) -> None:
     """Make the torch layout exchange targets whose paths begin with one of two names."""
     plan = td3.TORCH.plan
 
-    def wrong(*given: object) -> Plan:
-        made = plan(*given)  # type: ignore[arg-type]
+    def wrong(*arguments: object) -> Plan:
+        damaged_plan = plan(*arguments)  # type: ignore[arg-type]
         pairs = {**renamed, **{there: here for here, there in renamed.items()}}
         moves = []
-        for move in made.moves:
+        for move in damaged_plan.moves:
             key = str(move.target[1].value) if len(move.target) > 1 else ""
             head, dot, rest = key.partition(".")
             if move.target[0].value in ("critic", "critic_target") and head in pairs:
@@ -47,7 +47,7 @@ def damaged(monkeypatch: pytest.MonkeyPatch, **renamed: str) -> None:
                     target=(move.target[0]._replace(value=pairs[move.target[0].value]), *move.target[1:]),
                 )
             moves.append(move)
-        return replace(made, moves=tuple(moves))
+        return replace(damaged_plan, moves=tuple(moves))
 
     monkeypatch.setattr(td3, "TORCH", replace(td3.TORCH, plan=wrong))
 
@@ -55,13 +55,13 @@ def damaged(monkeypatch: pytest.MonkeyPatch, **renamed: str) -> None:
 def square_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = td3.TORCH.plan
 
-    def wrong(*given: object) -> Plan:
-        made = plan(*given)  # type: ignore[arg-type]
+    def wrong(*arguments: object) -> Plan:
+        result = plan(*arguments)  # type: ignore[arg-type]
         moves = (
             replace(m, rule=KEEP) if m.rule == TRANSPOSE and "l2.weight" in str(m.target[-1].value) else m
-            for m in made.moves
+            for m in result.moves
         )
-        return replace(made, moves=tuple(moves))
+        return replace(result, moves=tuple(moves))
 
     monkeypatch.setattr(td3, "TORCH", replace(td3.TORCH, plan=wrong))
 
@@ -101,7 +101,7 @@ def test_a_wrong_mapping_replaces_nothing(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_a_head_that_the_receipt_loses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     written = receipt.conversion_receipt
-    monkeypatch.setattr(receipt, "conversion_receipt", lambda *given: replace(written(*given), head="clip"))
+    monkeypatch.setattr(receipt, "conversion_receipt", lambda *args: replace(written(*args), head="clip"))
     done = convert.convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
     assert [n.name for n in done.parity if not n.within] == NETWORKS[:2]
     assert not done.written

@@ -71,9 +71,9 @@ def sample() -> ckpttool.Checkpoint:
 @pytest.mark.parametrize("name", ["ckpttool", "ckpttool.core.checkpoint"])
 def test_the_examples_of_the_docstrings_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    found = doctest.testmod(importlib.import_module(name))
-    assert found.attempted > 1
-    assert not found.failed
+    results = doctest.testmod(importlib.import_module(name))
+    assert results.attempted > 1
+    assert not results.failed
 
 
 class Palette:
@@ -478,11 +478,11 @@ def test_a_slice_is_what_numpy_slices(tmp_path_factory: pytest.TempPathFactory, 
     again = None
     for name, source in sources(array, folder / "sliced.bin").items():
         part = Handle("x", Leaf(dtype, shape, source, "x"))[index]
-        wanted = array[index]
-        assert part.shape == wanted.shape, name
-        assert part.numpy().tobytes() == np.ascontiguousarray(wanted).tobytes(), name
-        again = again or data.draw(indices(wanted.shape))
-        assert part[again].numpy().tobytes() == np.ascontiguousarray(wanted[again]).tobytes(), name
+        expected = array[index]
+        assert part.shape == expected.shape, name
+        assert part.numpy().tobytes() == np.ascontiguousarray(expected).tobytes(), name
+        again = again or data.draw(indices(expected.shape))
+        assert part[again].numpy().tobytes() == np.ascontiguousarray(expected[again]).tobytes(), name
 
 
 def test_strings_are_sliced() -> None:
@@ -515,17 +515,17 @@ def test_an_index_that_is_none_is_refused_as_numpy_does(golden: Golden) -> None:
 
 def test_a_slice_reads_what_it_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.arange(1000 * 100, dtype=np.float32).reshape(1000, 100)
-    found = sources(array, tmp_path / "x")
+    handles = sources(array, tmp_path / "x")
     read: list[int] = []
     before = File.read
     monkeypatch.setattr(File, "read", lambda self, at, n: read.append(n) or before(self, at, n))
-    plain = Handle("x", Leaf("float32", array.shape, found["span"], "x"))
+    plain = Handle("x", Leaf("float32", array.shape, handles["span"], "x"))
     assert np.array_equal(plain[10:20].numpy(), array[10:20])
     assert read == [10 * 400]
     assert np.array_equal(plain[10:20, 5].numpy(), array[10:20, 5])
     assert read[1] == 9 * 400 + 4
     # What one checksum covers is read, and checked, once; the first slice comes from that.
-    checked = Handle("x", Leaf("float32", array.shape, found["checked"], "x"))
+    checked = Handle("x", Leaf("float32", array.shape, handles["checked"], "x"))
     read.clear()
     for row in (10, 20, 30):
         assert np.array_equal(checked[row].numpy(), array[row])
@@ -608,31 +608,31 @@ def test_torch_has_no_strings() -> None:
 def in_tensorflow(folder: Path) -> dict[str, Any]:
     del folder
     words = b"\x01" + bytes(7) + b"a" + bytes(8)
-    found: dict[str, Any] = {
+    outcomes: dict[str, Any] = {
         "string": Handle("x", Leaf("string", (2,), Inline(words), "x")).tf().numpy() == [b"a", b""]
     }
-    found["string"] = bool(all(found["string"]))
+    outcomes["string"] = bool(all(outcomes["string"]))
     for row in dtypes.TABLE:
         if row.itemsize:
             try:
                 tensor = of_type(row.name).tf()
                 same = tensor.numpy().tobytes() == of_type(row.name).leaf.read()
-                found[row.name] = [tensor.dtype.name, same]
+                outcomes[row.name] = [tensor.dtype.name, same]
             except UnsupportedError as error:
-                found[row.name] = str(error)
-    return found
+                outcomes[row.name] = str(error)
+    return outcomes
 
 
 @pytest.mark.tensorflow
 def test_every_type_of_tensorflow_is_a_tensor(tmp_path: Path) -> None:
     tensorflow_child.require("tensorflow")
-    found = tensorflow_child.run(__file__, "in_tensorflow", tmp_path)
-    assert found.pop("string")
-    for name, said in found.items():
+    outcomes = tensorflow_child.run(__file__, "in_tensorflow", tmp_path)
+    assert outcomes.pop("string")
+    for name, outcome in outcomes.items():
         if dtypes.BY_NAME[name].tensorflow is None or name in ("complex32", *dtypes.PACKED):
-            assert said.endswith(f" {name}")
-        elif isinstance(said, list):
-            assert said == [dtypes.plain_name(name), True]
+            assert outcome.endswith(f" {name}")
+        elif isinstance(outcome, list):
+            assert outcome == [dtypes.plain_name(name), True]
         else:
             # Older versions lack the youngest types.
             assert dtypes.BY_NAME[name].extension
@@ -861,14 +861,14 @@ def test_ten_thousand_tensors_are_shown_in_some_dozens_of_rows() -> None:
 @pytest.mark.corpus
 @pytest.mark.parametrize("folder", ["tf", "torch"])
 def test_real_files_are_sliced_and_found_by_native_names(folder: str, corpus: Path) -> None:
-    seen: set[str] = set()
+    kinds: set[str] = set()
     generator = np.random.default_rng(5)
     for truth in sorted((corpus / folder).rglob("*.truth.json")):
         path = str(truth).removesuffix(".truth.json")
-        if (kind := truth.parent.name + Path(path).suffix) in seen or not os.path.lexists(path):
+        if (kind := truth.parent.name + Path(path).suffix) in kinds or not os.path.lexists(path):
             continue
-        seen.add(kind)
-        if len(seen) > 12:
+        kinds.add(kind)
+        if len(kinds) > 12:
             break
         checkpoint = ckpttool.open(path)
         for at, leaf in list(checkpoint.tree.tensors())[:3]:
@@ -879,7 +879,7 @@ def test_real_files_are_sliced_and_found_by_native_names(folder: str, corpus: Pa
                 start, stop = sorted(generator.integers(0, leaf.shape[0] + 1, 2))
                 part = (slice(start, stop), ...)
                 assert handle[part].numpy().tobytes() == leaf.array()[part].tobytes(), (path, handle)
-    assert len(seen) > 5
+    assert len(kinds) > 5
 
 
 @pytest.mark.parametrize(
@@ -901,12 +901,12 @@ def test_a_function_declares_the_fields_of_its_options(
     further = str(parameters.pop("further").annotation) if "further" in parameters else ""
     keywords = getattr(sys.modules[record.__module__], further[len("Unpack[") : -1]) if further else None
     others = inspect.get_annotations(keywords) if keywords is not None else {}
-    types = {name: each.__forward_arg__ for name, each in others.items()}
-    fields = {each.name: each for each in dataclasses.fields(record)}
+    types = {name: annotation.__forward_arg__ for name, annotation in others.items()}
+    fields = {field.name: field for field in dataclasses.fields(record)}
     for name in parameters.keys() & fields.keys() - {"like"}:
         assert parameters[name].default == fields[name].default
         types[name] = parameters[name].annotation
-    assert types == {name: each.type for name, each in fields.items() if name not in moved}
+    assert types == {name: field.type for name, field in fields.items() if name not in moved}
 
 
 @pytest.mark.parametrize("name", [*MOVED])

@@ -63,16 +63,16 @@ def count_reads(patch: pytest.MonkeyPatch, reads: Reads, module: ModuleType) -> 
     list_tensors = module.read
 
     def read(location: str) -> Checkpoint:
-        found: Checkpoint = list_tensors(location)
+        saved: Checkpoint = list_tensors(location)
         leaves = {
             path: replace(
-                leaf, source=CountedSource(leaf.source, reads, (found.format, found.tree.names[path]))
+                leaf, source=CountedSource(leaf.source, reads, (saved.format, saved.tree.names[path]))
             )
             if isinstance(leaf, Leaf)
             else leaf
-            for path, leaf in found.tree.items()
+            for path, leaf in saved.tree.items()
         }
-        return replace(found, tree=Tree(leaves, found.tree.aliases, found.tree.containers))
+        return replace(saved, tree=Tree(leaves, saved.tree.aliases, saved.tree.containers))
 
     patch.setattr(module, "read", read)
 
@@ -141,12 +141,12 @@ def test_the_checksum_over_many_parts_is_verified_by_the_first_reading(
     data = bytes(range(200))
     (tmp_path / "x").write_bytes(data)
     span = Span(File.stamp(str(tmp_path / "x")), 0, len(data), Checksum("crc32", crc32(data)))
-    read, asked = File.read, []
-    monkeypatch.setattr(File, "read", lambda self, *part: asked.append(part) or read(self, *part))
+    read, parts = File.read, []
+    monkeypatch.setattr(File, "read", lambda self, *part: parts.append(part) or read(self, *part))
     assert bytes(span.part(2, 190)) == data[2:190]
-    assert asked == [(0, 200)]
+    assert parts == [(0, 200)]
     assert bytes(span.part(5, 7)) == data[5:7]
-    assert asked == [(0, 200), (5, 2)]
+    assert parts == [(0, 200), (5, 2)]
 
 
 # Work grows as the tensors: the calls of every command, of 4 times as many tensors.
@@ -202,7 +202,7 @@ def exponent(run: Callable[[str, str], object], folder: Path, bias: int = 4) -> 
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(each, marks=pytest.mark.slow if each in RARE else ()) for each in COMMANDS]
+    "command", [pytest.param(item, marks=pytest.mark.slow if item in RARE else ()) for item in COMMANDS]
 )
 def test_work_grows_as_the_tensors(command: str, tmp_path: Path) -> None:
     assert exponent(COMMANDS[command], tmp_path) <= MOST_EXPONENT

@@ -46,18 +46,18 @@ def test_a_pair_is_one_agent(corpus: Path, shared_workers: None, tmp_path: Path,
     for framework in ("torch", "tensorflow"):
         if importlib.util.find_spec(framework) is None:
             pytest.skip(f"{framework} is not installed")
-    place, target, networks, trains = PAIRS[name]
-    done = convert(str(corpus / place), str(tmp_path / target), allow_missing=True)
+    source, target, networks, trains = PAIRS[name]
+    done = convert(str(corpus / source), str(tmp_path / target), allow_missing=True)
     assert done.written
     assert {n.name for n in done.parity} == set(networks)
     assert all(n.within and n.max_abs == 0 for n in done.parity)
-    found = verify.verify(str(corpus / place), done.target, steps=3 if trains else None)
-    assert sorted(found.backends) == ["tensorflow", "torch"]
-    assert {n.name for n in found.networks} == set(networks)
-    assert found.within, found.document()
+    verification = verify.verify(str(corpus / source), done.target, steps=3 if trains else None)
+    assert sorted(verification.backends) == ["tensorflow", "torch"]
+    assert {n.name for n in verification.networks} == set(networks)
+    assert verification.within, verification.document()
     if trains:
-        assert found.training is not None
-        exact = [moved.relative for moved in found.training.moved if moved.dtype == "float64"]
+        assert verification.training is not None
+        exact = [moved.relative for moved in verification.training.moved if moved.dtype == "float64"]
         assert max(exact) < 1e-10
 
 

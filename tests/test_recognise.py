@@ -64,11 +64,11 @@ def test_critics_beside_networks_of_other_names_are_no_agent(framework: str) -> 
     names = [f"{name}/l1" for name in ("pi", "oldpi", "critic")]
     arrays = {f"{name}/{weight}": np.ones(shape, "f4") for name in names}
     arrays |= {f"{name}/bias": np.ones(4, "f4") for name in names}
-    made = tensorflow_tree if framework == "tensorflow" else torch_tree
-    assert recognize_tree(made(arrays), "model") is None
+    make_tree = tensorflow_tree if framework == "tensorflow" else torch_tree
+    assert recognize_tree(make_tree(arrays), "model") is None
     lone = {name: array for name, array in arrays.items() if name.startswith("critic")}
-    found = recognize_tree(made(lone), "model")
-    assert found is None or {part.component for part in found.parts} == {"critic"}
+    agent = recognize_tree(make_tree(lone), "model")
+    assert agent is None or {part.component for part in agent.parts} == {"critic"}
 
 
 def test_two_agents_side_by_side_are_no_single_one() -> None:
@@ -101,33 +101,33 @@ def test_a_conversion_recognizes_each_tree_once(tmp_path: FilePath, monkeypatch:
     # Two networks of other names: no layout, and no single policy either, which is an error each time.
     arrays = {f"{name}.{n}.weight": np.ones((4, 4), "f4") for name in ("one", "two") for n in range(2)}
     np.savez(tmp_path / "networks.npz", **arrays)
-    asked: list[tuple[object, ...]] = []
+    calls: list[tuple[object, ...]] = []
     for module, name in ((recognize, "_recognize_tree"), (single_networks, "_recognize_policy")):
         function = getattr(module, name)
 
         def count(tree: Tree, *more: object, function: Any = function, **others: object) -> object:
-            asked.append((function, tree, *more))
+            calls.append((function, tree, *more))
             return function(tree, *more, **others)
 
         monkeypatch.setattr(module, name, count)
     convert(str(tmp_path / "networks.npz"), str(tmp_path / "networks.safetensors"))
-    assert len({(function, id(tree), *more) for function, tree, *more in asked}) == len(asked) > 1
+    assert len({(function, id(tree), *more) for function, tree, *more in calls}) == len(calls) > 1
 
 
 def test_an_answer_is_remembered_in_its_block_only() -> None:
-    agent, asked = gaussian_agent(), []
+    agent, trees = gaussian_agent(), []
 
     def refuse(tree: Tree) -> None:
-        asked.append(tree)
+        trees.append(tree)
         raise UsageError("no agent")
 
     with recognize.remembering():
         errors = [catch_usage_error(refuse, agent) for _ in range(2)]
-    assert len(asked) == 1
+    assert len(trees) == 1
     assert errors[0] is not errors[1]
     assert str(errors[0]) == str(errors[1])
     catch_usage_error(refuse, agent)
-    assert len(asked) == 2
+    assert len(trees) == 2
 
 
 def catch_usage_error(refuse: Callable[[Tree], None], agent: Tree) -> UsageError:

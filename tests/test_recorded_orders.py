@@ -144,7 +144,7 @@ def orders_of_code(move: str, shape: tuple[int, ...] = (2, 3, 3, 4)) -> dict[str
         shapes=[shape],
     )
     orders = trace_graph_orders(translator.graph(()), IMAGE_TREE, 1)
-    return {str(path[0].value): each for path, each in orders.items()}
+    return {str(path[0].value): use for path, use in orders.items()}
 
 
 @pytest.mark.parametrize(

@@ -21,14 +21,14 @@ BUDGET = 2_000_000
 def used(page: Path) -> dict[Path, str | None]:
     """Return the pictures of a page with their descriptions; `source` has none."""
     text = page.read_text(encoding="utf-8")
-    found: dict[Path, str | None] = {
+    descriptions: dict[Path, str | None] = {
         (page.parent / file).resolve(): alt for alt, file in MARKDOWN.findall(text)
     }
     for element in HTML.findall(text):
         attributes = dict(re.findall(r'(\w+)="([^"]*)"', element))
         file = attributes.get("src") or attributes["srcset"]
-        found[(page.parent / file).resolve()] = attributes.get("alt") if "src" in attributes else None
-    return found
+        descriptions[(page.parent / file).resolve()] = attributes.get("alt") if "src" in attributes else None
+    return descriptions
 
 
 def test_every_picture_exists_and_is_described() -> None:
@@ -74,18 +74,18 @@ def test_the_recording_shows_the_commands_of_the_readme() -> None:
 def test_the_recording_is_what_the_commands_print(tmp_path: Path) -> None:
     """Speeds and rounding differ between machines."""
     recordings.copy_samples(tmp_path)
-    made = recordings.make_recording(tmp_path).decode()
+    recording = recordings.make_recording(tmp_path).decode()
     kept = (recordings.IMAGES / "terminal.svg").read_text(encoding="utf-8")
-    assert words(made) == words(kept)
+    assert words(recording) == words(kept)
 
 
 @pytest.mark.slow
 @pytest.mark.environment
 def test_the_film_is_made_again(tmp_path: Path) -> None:
     recordings.copy_samples(tmp_path)
-    made = recordings.make_film(tmp_path)
+    film = recordings.make_film(tmp_path)
     size = (recordings.IMAGES / "best-and-worst.gif").stat().st_size
-    assert abs(len(made) - size) < size / 4
+    assert abs(len(film) - size) < size / 4
 
 
 @pytest.mark.slow

@@ -18,10 +18,10 @@ from ckpttool.evaluation.statistics import find_reference_scores
     ],
 )
 def test_random_is_nought_and_the_expert_a_hundred(env: str, value: float, expected: float) -> None:
-    found = find_reference_scores(env)
-    assert found is not None
-    assert found.normalized(value) == pytest.approx(expected)
-    assert found.env.endswith("-v2")
+    scores = find_reference_scores(env)
+    assert scores is not None
+    assert scores.normalized(value) == pytest.approx(expected)
+    assert scores.env.endswith("-v2")
 
 
 @pytest.mark.parametrize(

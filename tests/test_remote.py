@@ -57,8 +57,8 @@ def samples() -> Iterator[Site]:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    with serving(tmp_path) as made:
-        yield made
+    with serving(tmp_path) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +85,8 @@ def test_a_folder_its_state_file_and_a_shard_stand_for_the_same(samples: Site) -
     samples.odd["/td3_pendulum_tf/"] = "page"
     here = [entry.path for entry in ckpttool.open(str(TF_SAMPLE)).files]
     for end in ("/", "/checkpoint", "/ckpt-15000.index", "/ckpt-15000.data-00000-of-00001"):
-        found = ckpttool.open(f"{samples.url}/td3_pendulum_tf{end}")
-        assert [Path(file.path).name for file in found.files] == [Path(path).name for path in here], end
+        checkpoint = ckpttool.open(f"{samples.url}/td3_pendulum_tf{end}")
+        assert [Path(file.path).name for file in checkpoint.files] == [Path(path).name for path in here], end
 
 
 def test_memory_and_archives_in_archives_are_the_same(samples: Site, tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_memory_and_archives_in_archives_are_the_same(samples: Site, tmp_path: P
         "zip://run/ckpt-15000::tar://x/inner.zip::memory://agents/outer.tar.gz",
         "zip://run::tar://x/inner.zip::memory://agents/outer.tar.gz",
     ):
-        found = ckpttool.digest(url)
-        assert found.sha256 == expected
-        assert found.path in (url, url.replace("run::", "run/ckpt-15000::"))
+        result = ckpttool.digest(url)
+        assert result.sha256 == expected
+        assert result.path in (url, url.replace("run::", "run/ckpt-15000::"))
 
 
 @pytest.mark.parametrize("name", ["a.zip", "deflated.zip", "a.tar", "a.tar.gz", "a.tar.xz", "a.tar.bz2"])
@@ -134,12 +134,12 @@ def test_members_of_archives_are_the_same(name: str, where: str, site: Site) -> 
     url = f"{kind}://{member}::{path if where == 'local' else f'{site.url}/{name}'}"
     packed = where == "url" and name.startswith("a.tar.")
     assert bool(ckpttool.open(url).notes) == packed  # else parts of it were read
-    found = ckpttool.digest(url)
-    assert found.sha256 == ckpttool.digest(str(TORCH_SAMPLE)).sha256
-    assert found.path == url
+    result = ckpttool.digest(url)
+    assert result.sha256 == ckpttool.digest(str(TORCH_SAMPLE)).sha256
+    assert result.path == url
     if packed:
         ranges = [headers.get("range", "") for headers in site.headers]
-        assert len([each for each in ranges if each.startswith("bytes=65536-")]) == 1, "it was fetched twice"
+        assert len([item for item in ranges if item.startswith("bytes=65536-")]) == 1, "it was fetched twice"
 
 
 def test_an_hdf5_file_is_fetched_once_and_said_to_be(site: Site, golden: Golden) -> None:
@@ -171,21 +171,21 @@ def test_an_hdf5_file_is_fetched_once_and_said_to_be(site: Site, golden: Golden)
 
 
 def test_ten_gigabytes_of_safetensors_are_listed_by_kilobytes(site: Site) -> None:
-    count, each = 80, 1 << 25
+    count, width = 80, 1 << 25
     header = {
         f"layers.{n}.weight": {
             "dtype": "F32",
-            "shape": [each],
-            "data_offsets": [4 * each * n, 4 * each * (n + 1)],
+            "shape": [width],
+            "data_offsets": [4 * width * n, 4 * width * (n + 1)],
         }
         for n in range(count)
     }
     text = json.dumps(header).encode()
     with (site.root / "big.safetensors").open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
-        stream.truncate(8 + len(text) + 4 * each * count)
-    found = in_process("inspect", f"{site.url}/big.safetensors", "--json").json()
-    assert found["totals"]["nbytes"] == 10_737_418_240
+        stream.truncate(8 + len(text) + 4 * width * count)
+    document = in_process("inspect", f"{site.url}/big.safetensors", "--json").json()
+    assert document["totals"]["nbytes"] == 10_737_418_240
     assert site.moved < 200_000, site.moved
     assert len(site.requests) < 10, site.requests
 
@@ -195,8 +195,8 @@ def test_ten_gigabytes_of_torch_are_listed_by_kilobytes(site: Site) -> None:
     torch = pytest.importorskip("torch")
     with torch.serialization.skip_data():  # memory that nobody touches, holes instead of bytes
         torch.save({f"l{n}.weight": torch.empty(1 << 25) for n in range(80)}, site.root / "big.pt")
-    found = ckpttool.summary(f"{site.url}/big.pt")
-    assert found.totals.nbytes == 10_737_418_240
+    summary = ckpttool.summary(f"{site.url}/big.pt")
+    assert summary.totals.nbytes == 10_737_418_240
     assert site.moved < 1_000_000, site.moved
 
 
@@ -228,21 +228,21 @@ def test_blocks_give_what_the_file_holds(reads: list[tuple[int, int]]) -> None:
     from ckpttool.core import BlockCache
 
     data = np.random.default_rng(1).bytes(200_000)
-    seen = filesystem.FileStat(len(data), 0, 0)
-    asked: list[tuple[int, int]] = []
+    stat = filesystem.FileStat(len(data), 0, 0)
+    requests: list[tuple[int, int]] = []
 
     def fetch(_: str, __: filesystem.FileStat, offset: int, length: int) -> bytes:
         assert 0 < length <= len(data) - offset
-        asked.append((offset, length))
+        requests.append((offset, length))
         return data[offset : offset + length]
 
     blocks = BlockCache(fetch)
     for offset, length in reads:
         length = min(length, len(data) - offset)
-        assert blocks.read("x", seen, offset, length) == data[offset : offset + length]
-        fetched = len(asked)
-        assert blocks.read("x", seen, offset, length) == data[offset : offset + length]
-        assert len(asked) == fetched, "the same bytes were fetched again"
+        assert blocks.read("x", stat, offset, length) == data[offset : offset + length]
+        fetched = len(requests)
+        assert blocks.read("x", stat, offset, length) == data[offset : offset + length]
+        assert len(requests) == fetched, "the same bytes were fetched again"
 
 
 def test_small_reads_one_after_the_other_are_few_requests(site: Site) -> None:
@@ -266,9 +266,9 @@ def test_a_server_without_ranges_is_fetched_once_up_to_a_limit(site: Site, golde
     assert not ckpttool.open(url).notes, "the header is at the beginning"
     shutil.copy(TORCH_SAMPLE, site.root / "a.pt")
     site.odd["/a.pt"] = "whole"
-    found = ckpttool.open(f"{site.url}/a.pt")
+    checkpoint = ckpttool.open(f"{site.url}/a.pt")
     golden.replace(site.url, "SITE")
-    golden("\n".join(found.notes))
+    golden("\n".join(checkpoint.notes))
     site.version = "2"
     golden(refused(in_process("--limit", "fetched_bytes=100K", "inspect", f"{site.url}/a.pt")))
 
@@ -357,10 +357,10 @@ def test_a_user_and_a_signature_are_sent_and_never_shown(site: Site, tmp_path: P
     assert any(path.endswith("?sig=SECRET") for _, path in site.requests)
     assert any("authorization" in headers for headers in site.headers)
     assert in_process("convert", secret, tmp_path / "out.npz").status == 0
-    assert b"SECRET" not in b"".join(each.read_bytes() for each in tmp_path.iterdir())
-    told = refused(in_process("inspect", secret.replace("model", "no\x1b[31mne\u202e")))
-    assert "SECRET" not in told
-    assert "\x1b" not in told
+    assert b"SECRET" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    text = refused(in_process("inspect", secret.replace("model", "no\x1b[31mne\u202e")))
+    assert "SECRET" not in text
+    assert "\x1b" not in text
     with pytest.raises(NotFoundError) as caught:
         ckpttool.open("https://anna:pass@127.0.0.1:1/x?sig=SECRET#f")
     assert "SECRET" not in str(caught.value) + repr(caught.value)
@@ -371,8 +371,8 @@ def test_two_urls_of_one_folder_keep_their_own_signatures(site: Site) -> None:
     for name in ("a.safetensors", "b.safetensors"):
         saved(site.root, name)
     assert ckpttool.diff(f"{site.url}/a.safetensors?sig=1", f"{site.url}/b.safetensors?sig=2").identical
-    asked = {path for _, path in site.requests if "ckpttool.json" not in path and "safetensors" in path}
-    assert asked == {"/a.safetensors?sig=1", "/b.safetensors?sig=2"}
+    requests = {path for _, path in site.requests if "ckpttool.json" not in path and "safetensors" in path}
+    assert requests == {"/a.safetensors?sig=1", "/b.safetensors?sig=2"}
 
 
 @pytest.mark.parametrize(
@@ -392,7 +392,7 @@ def test_a_name_that_a_file_tells_leads_nowhere_else(name: str, site: Site) -> N
             site.begin()
             with pytest.raises(CkpttoolError):
                 _read_all(path)
-            assert not any("evil" in asked for _, asked in site.requests)
+            assert not any("evil" in path for _, path in site.requests)
 
 
 def test_a_local_path_that_looks_like_a_url_is_not_asked(site: Site, tmp_path: Path) -> None:
@@ -512,14 +512,14 @@ def test_s3_is_read_by_ranges_of_one_version(bucket: Site, golden: Golden) -> No
     assert reads
     assert all("if-match" in headers for headers in reads)
     checkpoint = ckpttool.open("s3://bucket/run/agent/ckpt-15000")
-    leaf = max((leaf for _, leaf in checkpoint.tree.tensors()), key=lambda each: each.nbytes)
+    leaf = max((leaf for _, leaf in checkpoint.tree.tensors()), key=lambda entry: entry.nbytes)
     bucket.version = "2"
     file = next(file for file in checkpoint.files if ".data-" in file.path)
     filesystem.find_store(file.path).blocks._kept.clear()  # type: ignore[union-attr]  # as if it had never been read
     with pytest.raises(ChangedError):
         leaf.read()
     listed = in_process("inspect", "s3://bucket/run/agent", "--json").json()["checkpoints"]
-    assert [each["step"] for each in listed] == [2500, 5000, 7500, 10000, 12500, 15000]
+    assert [row["step"] for row in listed] == [2500, 5000, 7500, 10000, 12500, 15000]
     golden(refused(in_process("inspect", "s3://bucket/run/agent/ckpt-1500")))
     golden(refused(in_process("inspect", "s3://nobucket/x")))
     bucket.odd["*"] = "403"

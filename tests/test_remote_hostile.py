@@ -61,8 +61,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     saved(tmp_path)
-    with serving(tmp_path) as made:
-        yield made
+    with serving(tmp_path) as server:
+        yield server
 
 
 Connect = tuple[str, int]
@@ -71,12 +71,12 @@ Connect = tuple[str, int]
 @pytest.fixture
 def connected(monkeypatch: pytest.MonkeyPatch, site: Site) -> list[Connect]:
     """Return where connections went; those to the public address arrive at the site, others nowhere."""
-    asked: list[Connect] = []
+    connections: list[Connect] = []
     real = asyncio.selector_events.BaseSelectorEventLoop.sock_connect
     port = int(site.url.rpartition(":")[2])
 
     async def connect(loop: Any, sock: socket.socket, address: Any) -> None:
-        asked.append((address[0], address[1]))
+        connections.append((address[0], address[1]))
         if address[0] == PUBLIC:
             address = ("127.0.0.1", port)
         if address != ("127.0.0.1", port):
@@ -84,7 +84,7 @@ def connected(monkeypatch: pytest.MonkeyPatch, site: Site) -> list[Connect]:
         await real(loop, sock, address)
 
     monkeypatch.setattr(asyncio.selector_events.BaseSelectorEventLoop, "sock_connect", connect)
-    return asked
+    return connections
 
 
 @pytest.fixture
@@ -94,14 +94,14 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     real = socket.getaddrinfo
 
     def looked_up(host: Any, port: Any, *rest: Any, **options: Any) -> Any:
-        found = known.get(str(host).rstrip("."))
-        if found is None:
+        addresses = known.get(str(host).rstrip("."))
+        if addresses is None:
             return real(host, port, *rest, **options)
         if options.get("flags", 0) & socket.AI_NUMERICHOST:
             raise socket.gaierror(socket.EAI_NONAME, "no number")
-        address = found.pop(0) if len(found) > 1 else found[0]
+        address = addresses.pop(0) if len(addresses) > 1 else addresses[0]
         return [
-            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, int(port or 0))) for each in address.split()
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (item, int(port or 0))) for item in address.split()
         ]
 
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
@@ -124,8 +124,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     ],
 )
 def test_addresses_that_are_not_public(text: str) -> None:
-    for each in text.split():
-        assert not remote_sites.is_public(each), each
+    for address in text.split():
+        assert not remote_sites.is_public(address), address
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ def test_addresses_that_are_public(text: str) -> None:
 
 HIDDEN = [
     *(
-        f"http://{each}/model.safetensors"
-        for each in (PRIVATE, "169.254.169.254", "127.0.0.2", "0.0.0.0", "0")
+        f"http://{host}/model.safetensors"
+        for host in (PRIVATE, "169.254.169.254", "127.0.0.2", "0.0.0.0", "0")
     ),
-    *(f"http://{each}/x" for each in ("2852039166", "0xa9fea9fe", "0251.0376.0251.0376", "127.1", "10.1")),
-    *(f"http://[{each}]/x" for each in ("::1", "::ffff:10.0.0.1", "::ffff:127.0.0.1", "fe80::1", "fd00::1")),
-    *(f"http://[{each}]/x" for each in ("2002:a00:1::1", "64:ff9b::a9fe:a9fe", "::", "ff02::1")),
-    *(f"http://{each}/x" for each in ("localhost", "LOCALHOST.", "a.localhost", "100.64.0.1", "224.0.0.1")),
+    *(f"http://{host}/x" for host in ("2852039166", "0xa9fea9fe", "0251.0376.0251.0376", "127.1", "10.1")),
+    *(f"http://[{host}]/x" for host in ("::1", "::ffff:10.0.0.1", "::ffff:127.0.0.1", "fe80::1", "fd00::1")),
+    *(f"http://[{host}]/x" for host in ("2002:a00:1::1", "64:ff9b::a9fe:a9fe", "::", "ff02::1")),
+    *(f"http://{host}/x" for host in ("localhost", "LOCALHOST.", "a.localhost", "100.64.0.1", "224.0.0.1")),
     f"//{PRIVATE}/x",
     f"///{PRIVATE}/x",
     f"http:\\\\{PRIVATE}\\x",
@@ -440,9 +440,9 @@ def stalling(how: Callable[[Send, str], None]) -> Iterator[str]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             _over.set()
-            for each in (listener, *connections):
+            for connection in (listener, *connections):
                 with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RDWR)
             for thread in threads:
                 thread.join(0.5)
             _over.clear()
@@ -515,10 +515,10 @@ def test_a_page_that_stalls_is_left() -> None:
 
 def test_a_stall_in_the_middle_ends_parallel_reads(tmp_path: Path) -> None:
     with stalling(silent) as url, ends_in_time():
-        place = filesystem.resolve_path(f"{url}/x")
-        store = filesystem.find_store(place)
+        path = filesystem.resolve_path(f"{url}/x")
+        store = filesystem.find_store(path)
         assert store is not None
-        store.together(place, filesystem.FileStat(10**6, 0, 0), [(at, 100) for at in range(0, 10**6, 50_000)])
+        store.together(path, filesystem.FileStat(10**6, 0, 0), [(at, 100) for at in range(0, 10**6, 50_000)])
 
 
 def test_a_member_of_an_archive_that_stalls_is_left() -> None:
@@ -546,7 +546,7 @@ def test_a_slow_file_that_arrives_is_read(tmp_path: Path) -> None:
 
 
 def test_an_allowance_is_used_up_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, begun = [0.0], []
+    now, started = [0.0], []
     monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     async def answer() -> int:
@@ -554,7 +554,7 @@ def test_an_allowance_is_used_up_and_comes_back(monkeypatch: pytest.MonkeyPatch)
         return 1
 
     async def stall() -> None:
-        begun.append(1)
+        started.append(1)
         while True:
             now[0] += 0.1
             await asyncio.sleep(0.01)
@@ -567,7 +567,7 @@ def test_an_allowance_is_used_up_and_comes_back(monkeypatch: pytest.MonkeyPatch)
             with pytest.raises(DeadlineError):
                 allowance.run("x", 0, stall)
         _require_quiet()
-        assert len(begun) == 1, "a request began although no second was left"
+        assert len(started) == 1, "a request began although no second was left"
         now[0] += 5
         assert allowance.run("x", 0, answer) == 1
 
@@ -575,7 +575,7 @@ def test_an_allowance_is_used_up_and_comes_back(monkeypatch: pytest.MonkeyPatch)
 def test_the_time_in_which_the_process_stands_still_is_not_the_servers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now = iter([0.0, *(each / 10 for each in range(5)), *(3600 + each / 10 for each in range(1000))])
+    now = iter([0.0, *(number / 10 for number in range(5)), *(3600 + number / 10 for number in range(1000))])
     monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: next(now)))
     with limits.using(Limits(fetch_seconds=5)):
         assert remote.WaitBudget().run("x", 0, lambda: asyncio.sleep(0.3)) is None
@@ -622,10 +622,10 @@ def test_a_lane_is_left_at_once_when_its_caller_fails() -> None:
 
 def test_a_stall_is_never_taken_for_a_missing_file() -> None:
     with stalling(silent) as url:
-        place = filesystem.resolve_path(f"{url}/x.pt")
+        location = filesystem.resolve_path(f"{url}/x.pt")
         for ask in (filesystem.path_kind, filesystem.isfile, filesystem.lexists, filesystem.getsize):
             with ends_in_time():
-                ask(place)
+                ask(location)
 
 
 def test_ctrl_c_ends_a_command_at_once(tmp_path: Path) -> None:

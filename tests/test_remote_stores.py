@@ -113,8 +113,8 @@ def test_the_hub_is_read_by_parts_of_one_commit(hub: Hub, tmp_path: Path) -> Non
 def test_ten_gigabytes_at_the_hub_are_listed_by_kilobytes(hub: Hub, tmp_path: Path) -> None:
     sparse(tmp_path / "big.safetensors")
     hub.commit("models/user/big", tmp_path)
-    found = in_process("inspect", "hf://user/big/big.safetensors", "--json").json()
-    assert found["totals"]["nbytes"] == 10_737_418_240
+    document = in_process("inspect", "hf://user/big/big.safetensors", "--json").json()
+    assert document["totals"]["nbytes"] == 10_737_418_240
     assert hub.moved < 200_000, hub.moved
     assert len(hub.requests) < 16, hub.requests
 
@@ -123,12 +123,12 @@ def test_the_token_goes_to_the_hub_and_is_not_shown(hub: Hub, monkeypatch: pytes
     monkeypatch.setenv("HF_TOKEN", "hf_TOPSECRET")
     ran = in_process("inspect", "hf://user/agent/td3_pendulum_torch/ckpt-15000.pt", "--json")
     assert ran.status == 0, ran.err
-    told = [
+    tokens = [
         h.get("authorization")
         for h, (_, at) in zip(hub.headers, hub.requests, strict=True)
         if "cdn" not in at
     ]
-    assert set(told) == {"Bearer hf_TOPSECRET"}
+    assert set(tokens) == {"Bearer hf_TOPSECRET"}
     assert "SECRET" not in ran.out + ran.err
 
 
@@ -174,8 +174,8 @@ def test_a_bucket_is_read_by_parts_of_one_generation(buckets: Buckets, golden: G
 
 def test_ten_gigabytes_in_a_bucket_are_listed_by_kilobytes(buckets: Buckets) -> None:
     sparse(buckets.root / "bucket" / "big.safetensors")
-    found = in_process("inspect", "gs://bucket/big.safetensors", "--json").json()
-    assert found["totals"]["nbytes"] == 10_737_418_240
+    document = in_process("inspect", "gs://bucket/big.safetensors", "--json").json()
+    assert document["totals"]["nbytes"] == 10_737_418_240
     assert buckets.moved < 200_000, buckets.moved
     assert len(buckets.requests) < 16, buckets.requests
 
@@ -247,10 +247,10 @@ def test_a_folder_is_listed_up_to_a_limit_and_a_file_in_it_is_found(bucket: Site
 
 def test_a_folder_of_checkpoints_asks_for_each_file_once(bucket: Site) -> None:
     bucket.begin()
-    found = in_process("inspect", "s3://bucket/run/agent", "--json").json()
-    assert [each["step"] for each in found["checkpoints"]] == [2500, 5000, 7500, 10000, 12500, 15000]
-    asked = [path for verb, path in bucket.requests if verb == "HEAD"]
-    assert max(map(asked.count, asked)) <= 2  # s3fs asks again when it opens a file
+    document = in_process("inspect", "s3://bucket/run/agent", "--json").json()
+    assert [row["step"] for row in document["checkpoints"]] == [2500, 5000, 7500, 10000, 12500, 15000]
+    heads = [path for verb, path in bucket.requests if verb == "HEAD"]
+    assert max(map(heads.count, heads)) <= 2  # s3fs asks again when it opens a file
     assert len(bucket.requests) < 70
 
 
@@ -274,16 +274,16 @@ def test_eval_takes_patterns_folders_and_members_and_shows_them_as_they_are_type
         ran = in_process(*play, url.format("ckpt-1[05]*"), "--csv", table, "--json")
         assert ran.status == 0, ran.err
         assert "::zip" not in ran.out + table.read_text()
-        found = ran.json()
+        document = ran.json()
         for name in names:
             assert url.format(name) + "," in table.read_text()
-        assert [each["checkpoint"] for each in found["evaluations"]] == [url.format(name) for name in names]
-        assert found["best"]["checkpoint"] in [url.format(name) for name in names]
+        assert [run["checkpoint"] for run in document["evaluations"]] == [url.format(name) for name in names]
+        assert document["best"]["checkpoint"] in [url.format(name) for name in names]
     ran = in_process(*play, "zip://td3_pendulum_tf/ckpt-15000::s3://bucket/a.zip")
     assert ran.out.startswith("zip://td3_pendulum_tf/ckpt-15000::s3://bucket/a.zip ")
-    seen = in_process(*play, "zip://td3_pendulum_tf/ckpt-1[05]*::s3://bucket/a.zip", kind=Terminal)
-    assert "ckpttool eval 'zip://td3_pendulum_tf/ckpt-1[05]*::s3://bucket/a.zip'" in seen.out
-    assert "::zip" not in seen.out
+    process = in_process(*play, "zip://td3_pendulum_tf/ckpt-1[05]*::s3://bucket/a.zip", kind=Terminal)
+    assert "ckpttool eval 'zip://td3_pendulum_tf/ckpt-1[05]*::s3://bucket/a.zip'" in process.out
+    assert "::zip" not in process.out
     golden(refused(in_process(*play, "s3://bucket/run/agent/x-*")))
     golden(refused(in_process(*play, "s3://bucket/*/agent/ckpt-15000")))
 
@@ -293,9 +293,9 @@ def test_training_curves_beside_a_run_elsewhere_are_found(bucket: Site, tmp_path
     (run / "logs").mkdir()
     records = [protobuf.event_file_header(1.0), protobuf.summary_record(1.0, 5, {"eval/mean_reward": -3.0})]
     (run / "logs" / f"{protobuf.NAME}.1.host").write_bytes(b"".join(records))
-    place = filesystem.resolve_path("s3://bucket/run")
+    location = filesystem.resolve_path("s3://bucket/run")
     (curve,) = training_logs.find_training_logs(
-        [f"{place}/agent/ckpt-15000", f"{place}/agent/ckpt-12500"]
+        [f"{location}/agent/ckpt-15000", f"{location}/agent/ckpt-12500"]
     ).curves
     assert curve.values.tolist() == [-3.0]
     assert curve.document()["files"] == [f"s3://bucket/run/logs/{protobuf.NAME}.1.host"]

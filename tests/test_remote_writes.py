@@ -226,8 +226,8 @@ def test_kills_while_parts_are_sent_cost_what_was_in_hand(
     source = sharding.random_file(tmp_path / "source.safetensors", 96 * 10**6, 12)
     size, shard = source.stat().st_size, 16 * 10**6
     work, temporary = tmp_path / "work", tmp_path / "temporary"
-    for each in (work, temporary, tmp_path / "here"):
-        each.mkdir()
+    for directory in (work, temporary, tmp_path / "here"):
+        directory.mkdir()
     options = ("--shard-size", "17MB", "--quiet")
     assert in_process("convert", source, tmp_path / "here" / "model.safetensors", *options).status == 0
     with Programs() as programs:
@@ -270,13 +270,13 @@ def count_parts(monkeypatch: pytest.MonkeyPatch, sent: list[tuple[str, int]], mo
     """Record the parts of shards that a store receives; break the connection after `most`."""
     from ckpttool.core import remote_uploads
 
-    def watch(call: Any, place: str, name: str) -> Any:
+    def watch(call: Any, location: str, name: str) -> Any:
         async def watched(*words: Any, **options: Any) -> Any:
             data = options.get("Body", options.get("data"))
-            if data is not None and place.endswith(".safetensors"):
+            if data is not None and location.endswith(".safetensors"):
                 if len(sent) >= most:
                     raise ConnectionResetError
-                sent.append((place, zlib.crc32(data if isinstance(data, bytes) else data.getvalue())))
+                sent.append((location, zlib.crc32(data if isinstance(data, bytes) else data.getvalue())))
             return await call(*words, **options)
 
         return watched
@@ -406,7 +406,7 @@ def test_another_target_than_one_file_is_named(store: str, name: str, options: d
     command = [f"{store}/{name}", *words, *rest] if verb == "add" else rest
     ran = in_process("convert", str(TORCH_SAMPLE), *command)
     assert ran.status == 0, ran.err
-    assert any(each.endswith((".index", ".index.json")) for each in listed(store))
+    assert any(name.endswith((".index", ".index.json")) for name in listed(store))
 
 
 def test_a_missing_bucket_is_one_sentence(store: str) -> None:

@@ -55,7 +55,7 @@ def sample(folder: Path) -> Page:
 def test_the_tree_is_that_of_inspect(sample: Page) -> None:
     listed = in_process("inspect", TF_SAMPLE, "--json").json()
     rows = sample.rows
-    assert set(rows) == {each["path"] for each in (*listed["tensors"], *listed["values"])}
+    assert set(rows) == {tensor["path"] for tensor in (*listed["tensors"], *listed["values"])}
     for tensor in listed["tensors"]:
         row = rows[tensor["path"]]
         assert (row["dtype"], row["shape"], row["nbytes"]) == (
@@ -87,13 +87,13 @@ def test_rows_stand_below_their_modules(sample: Page) -> None:
 def test_the_optimizers_state_stands_beside_its_weights(sample: Page) -> None:
     by_id = {row["id"]: row for row in sample.rows.values() if "id" in row}
     kernel = sample.rows["policy/critic/q1/l1/kernel"]
-    slots = [by_id[each] for each in kernel["slots"]]
+    slots = [by_id[slot] for slot in kernel["slots"]]
     assert sorted(slot["slot"] for slot in slots) == ["m", "v"]
     assert {slot["of"] for slot in slots} == {kernel["id"]}
 
 
 def test_the_numbers_are_those_of_stats(sample: Page) -> None:
-    known = {each["path"]: each for each in in_process("stats", TF_SAMPLE, "--json").json()["tensors"]}
+    known = {row["path"]: row for row in in_process("stats", TF_SAMPLE, "--json").json()["tensors"]}
     for path, row in sample.rows.items():
         if "stats" in row:
             assert row.get("histogram", []) == known[path]["histogram"]
@@ -113,11 +113,11 @@ def test_a_heat_map_shows_the_tensor(sample: Page) -> None:
 
 def test_everything_that_is_known_of_the_file_is_said(sample: Page) -> None:
     digest = in_process("digest", TF_SAMPLE, "--json").json()
-    for said in (
+    for text in (
         "ckpt-15000.data-00000-of-00001", digest["sha256"], "tensor_bundle", "td3_tf", "plain data",
         "crc32c", "27,142", "Pendulum-v1", "examples/train_td3.py",
     ):  # fmt: skip
-        assert said in sample.words
+        assert text in sample.words
 
 
 def test_the_same_checkpoint_gives_the_same_bytes(sample: Page, folder: Path) -> None:
@@ -201,7 +201,7 @@ def test_words_stand_out_from_what_is_behind_them(sample: Page) -> None:
 
     pairs = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", sample.styles[0])
     for theme in (1, 2):
-        colours = {each[0]: light(each[theme]) for each in pairs}
+        colours = {pair[0]: light(pair[theme]) for pair in pairs}
         for words in ("ink", "soft", "accent", "good", "bad", "mark"):
             for behind in ("ground", "sheet", "sunk", "tint", "good-tint", "bad-tint"):
                 low, high = sorted((colours[words], colours[behind]))
@@ -262,13 +262,13 @@ def test_what_differs_is_listed_and_marked(folder: Path) -> None:
     page, document = made(folder, "two.html", EARLY, TORCH_SAMPLE)
     known = in_process("diff", EARLY, TORCH_SAMPLE, "--json").json()
     assert document["changes"] == len(known["changed"]) == len(page.data["changes"])
-    assert [each["path"] for each in page.data["changes"]] == [each["path"] for each in known["changed"]]
+    assert [item["path"] for item in page.data["changes"]] == [entry["path"] for entry in known["changed"]]
     biggest = known["changed"][0]
     assert page.rows[biggest["path"]]["change"] == 0
     change = page.data["changes"][0]
     assert change["at"] == str(biggest["values"]["at"])
     assert float(change["max_abs"]) == pytest.approx(biggest["values"]["max_abs"], rel=1e-2)
-    left, right, more = (page.cells(each) for each in change["pictures"])
+    left, right, more = (page.cells(picture) for picture in change["pictures"])
     assert np.abs(right - left - more).max() <= 3 * change["pictures"][0][5] / 127
     assert biggest["path"] in page.words
 
@@ -277,28 +277,28 @@ def test_both_sides_of_a_change_are_measured_in_the_same_bins(folder: Path) -> N
     page, _ = made(folder, "sides.html", EARLY, TORCH_SAMPLE)
     sides = [ckpttool.open(str(path)) for path in (EARLY, TORCH_SAMPLE)]
     for path in ("critic/q1/l2/weight", "actor_optimizer/state/0/exp_avg"):
-        arrays = [each[path].numpy() for each in sides]
+        arrays = [side[path].numpy() for side in sides]
         change = page.data["changes"][page.rows[path]["change"]]
-        low, high = min(each.min() for each in arrays), max(each.max() for each in arrays)
+        low, high = min(array.min() for array in arrays), max(array.max() for array in arrays)
         assert change["range"] == [low, high]
-        assert change["bins"] == [np.histogram(each, 16, (low, high))[0].tolist() for each in arrays]
-        norms = [each["norm"] for each in change["sides"]]
-        assert norms == pytest.approx([np.linalg.norm(each) for each in arrays], rel=1e-5)
+        assert change["bins"] == [np.histogram(array, 16, (low, high))[0].tolist() for array in arrays]
+        norms = [side["norm"] for side in change["sides"]]
+        assert norms == pytest.approx([np.linalg.norm(array) for array in arrays], rel=1e-5)
 
 
 def test_the_state_of_optimizers_is_compared_by_kind(folder: Path) -> None:
-    found = pages.gather_contents(str(EARLY), str(TORCH_SAMPLE), inputs=pages.ReportInputs()).comparison
-    assert found is not None
+    comparison = pages.gather_contents(str(EARLY), str(TORCH_SAMPLE), inputs=pages.ReportInputs()).comparison
+    assert comparison is not None
     sides = [ckpttool.open(str(path)) for path in (EARLY, TORCH_SAMPLE)]
-    slots = {(each.optimizer, each.slot): each for each in found.slots}
+    slots = {(slot.optimizer, slot.slot): slot for slot in comparison.slots}
     assert sorted(slots) == [
         (name, slot) for name in ("actor_optimizer", "critic_optimizer") for slot in ("exp_avg", "exp_avg_sq")
     ]
     moments = [
-        [each[f"actor_optimizer/state/{number}/exp_avg"].numpy().ravel() for number in range(6)]
-        for each in sides
+        [side[f"actor_optimizer/state/{number}/exp_avg"].numpy().ravel() for number in range(6)]
+        for side in sides
     ]
-    one, other = (np.concatenate(each) for each in moments)
+    one, other = (np.concatenate(moment) for moment in moments)
     shown = slots["actor_optimizer", "exp_avg"]
     assert [float(norm) for norm in shown.norms] == pytest.approx(
         [np.linalg.norm(one), np.linalg.norm(other)], rel=5e-3
@@ -387,7 +387,7 @@ def test_rows_of_entries_only_in_b_are_those_of_its_own_page(folder: Path) -> No
         f"{name}/{at}/w": np.random.default_rng(at).normal(size=(4, 3)) for at in range(3) for name in "ab"
     }
     np.savez(whole / "all.npz", **arrays)
-    np.savez(whole / "a.npz", **{name: each for name, each in arrays.items() if name.startswith("a")})
+    np.savez(whole / "a.npz", **{name: array for name, array in arrays.items() if name.startswith("a")})
     alone, _ = made(folder, "b-alone.html", whole / "all.npz")
     both, _ = made(folder, "b-both.html", whole / "a.npz", whole / "all.npz")
     for name, row in alone.rows.items():
@@ -446,9 +446,9 @@ def test_the_conversion_is_told_from_the_receipt_or_from_its_document(tmp_path: 
 @pytest.mark.environment
 def test_returns_and_learning_curves_are_shown(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
-    asked = ("--env", "Pendulum-v1", "--episodes", "3", "--json")
-    (tmp_path / "run.json").write_text(in_process("eval", TORCH_SAMPLE.parent, *asked).out)
-    (tmp_path / "one.json").write_text(in_process("eval", TORCH_SAMPLE, *asked).out)
+    options = ("--env", "Pendulum-v1", "--episodes", "3", "--json")
+    (tmp_path / "run.json").write_text(in_process("eval", TORCH_SAMPLE.parent, *options).out)
+    (tmp_path / "one.json").write_text(in_process("eval", TORCH_SAMPLE, *options).out)
     files = [word for name in ("run", "one") for word in ("--eval", tmp_path / f"{name}.json")]
     page, document = made(tmp_path, "r.html", TORCH_SAMPLE, *files)
     assert document["evaluations"] == 7
@@ -483,8 +483,8 @@ def test_a_logged_curve_and_numbers_that_are_none(tmp_path: Path) -> None:
              "training_curves": [curve], "notes": ["\x1b[31m"], "protocol": 3}
         )
     )  # fmt: skip
-    found = rendering.read_evaluations([str(file)])
-    assert found.curves[0].points == ((0.0, 1.0, 1.0, 1.0), (20.0, 3.0, 3.0, 3.0))
+    section = rendering.read_evaluations([str(file)])
+    assert section.curves[0].points == ((0.0, 1.0, 1.0, 1.0), (20.0, 3.0, 3.0, 3.0))
     page, _ = made(tmp_path, "p.html", TORCH_SAMPLE, "--eval", file)
     assert "<i>" in page.words
     assert "logged: <b>eval" in page.words
@@ -494,9 +494,9 @@ def test_a_logged_curve_and_numbers_that_are_none(tmp_path: Path) -> None:
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
 @example(900719926.4726562, 1e-6)
 def test_an_axis_has_round_numbers_within_it(low: float, span: float) -> None:
-    found = rendering.round_ticks(low, low + span)
-    assert len(found) <= 12
-    assert all(low - span * 1e-6 <= value <= low + span * (1 + 1e-6) for value in found)
+    ticks = rendering.round_ticks(low, low + span)
+    assert len(ticks) <= 12
+    assert all(low - span * 1e-6 <= value <= low + span * (1 + 1e-6) for value in ticks)
 
 
 def test_small_numbers_keep_their_digits() -> None:
@@ -530,7 +530,7 @@ def test_the_name_is_that_of_the_checkpoint_and_nothing_is_overwritten(
     page = Page.of(tmp_path / "ckpt-15000.pt.report.html")
     assert {path.partition("/")[0] for path in page.rows} == {"actor"}
     assert in_process("report", TORCH_SAMPLE, "--force", "-q", cwd=tmp_path).status == 0
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["ckpt-15000.pt.report.html"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt-15000.pt.report.html"]
 
 
 @pytest.mark.parametrize(
@@ -550,7 +550,7 @@ def test_what_is_refused(arguments: list[object], golden: Golden, tmp_path: Path
     (tmp_path / "text.json").write_text("hello")
     (tmp_path / "other.json").write_text('{"evaluations": [{}]}')
     golden(refused(in_process("report", *arguments, cwd=tmp_path)))
-    assert {each.name for each in tmp_path.iterdir()} == {"text.json", "other.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"text.json", "other.json"}
 
 
 @pytest.mark.parametrize(
@@ -564,10 +564,10 @@ def test_nothing_that_was_read_is_the_target(target: str, tmp_path: Path, golden
     (tmp_path / "plan.html").write_text('{"mapped": []}')
     before = (tmp_path / target).read_bytes()
     more = [] if target.startswith("agent") else ["--conversion", "plan.html"]
-    asked = ("report", "agent.pt", "other.pt", "--eval", "played.html", *more, "--out", target, "--force")
-    golden(refused(in_process(*asked, cwd=tmp_path)))
+    words = ("report", "agent.pt", "other.pt", "--eval", "played.html", *more, "--out", target, "--force")
+    golden(refused(in_process(*words, cwd=tmp_path)))
     assert (tmp_path / target).read_bytes() == before
-    assert sorted(each.suffix for each in tmp_path.iterdir()) == [".html"] * 2 + [".json"] + [".pt"] * 2
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".html"] * 2 + [".json"] + [".pt"] * 2
 
 
 @pytest.mark.parametrize(

@@ -65,13 +65,13 @@ class Browser:
 
     def text(self, name: str) -> str:
         """Return the text of the element with an id."""
-        found: str = self.run("return document.getElementById(arguments[0]).textContent", name)
-        return found
+        text: str = self.run("return document.getElementById(arguments[0]).textContent", name)
+        return text
 
     def number(self, selector: str) -> int:
         """Return how many elements a selector finds."""
-        found: int = self.run("return document.querySelectorAll(arguments[0]).length", selector)
-        return found
+        count: int = self.run("return document.querySelectorAll(arguments[0]).length", selector)
+        return count
 
     def is_expanded(self) -> bool:
         """Return whether the row that has the focus is open."""
@@ -92,13 +92,13 @@ class Browser:
 
     def complaints(self) -> list[str]:
         """Return what the page has written on its console."""
-        return [each["message"] for each in self.driver.get_log("browser")]
+        return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> set[str]:
         """Return what pages of ours have asked for; the browser's own first page asks for a great deal."""
-        said = (json.loads(each["message"])["message"] for each in self.driver.get_log("performance"))
-        sent = [each["params"] for each in said if each["method"] == "Network.requestWillBeSent"]
-        return {each["request"]["url"] for each in sent if each["documentURL"].startswith("file:")}
+        messages = (json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance"))
+        sent = [message["params"] for message in messages if message["method"] == "Network.requestWillBeSent"]
+        return {params["request"]["url"] for params in sent if params["documentURL"].startswith("file:")}
 
     def screen(self, name: str) -> None:
         """Keep a picture of what is seen."""
@@ -114,9 +114,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser(folder: Path) -> Iterator[Browser]:
-    made = Browser(folder / "profile")
-    yield made
-    made.driver.quit()
+    browser = Browser(folder / "profile")
+    yield browser
+    browser.driver.quit()
 
 
 @pytest.fixture(scope="module")
@@ -143,35 +143,35 @@ def hostile(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Path:
     """A page of a run with findings, a damaged checkpoint, results and a film."""
-    place = folder / "run"
-    place.mkdir()
+    run_folder = folder / "run"
+    run_folder.mkdir()
     for step in (2500, 5000, 7500, 10000):
-        shutil.copy(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt"), place)
-    data = bytearray((place / "ckpt-5000.pt").read_bytes())
+        shutil.copy(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt"), run_folder)
+    data = bytearray((run_folder / "ckpt-5000.pt").read_bytes())
     data[len(data) // 2] ^= 1
-    (place / "ckpt-5000.pt").write_bytes(data)
-    results = write_results(folder, {2500: -900.0, 10000: -150.0}, run=place)
-    write_gif(place / "ckpt-10000.gif")
+    (run_folder / "ckpt-5000.pt").write_bytes(data)
+    results = write_results(folder, {2500: -900.0, 10000: -150.0}, run=run_folder)
+    write_gif(run_folder / "ckpt-10000.gif")
     file = folder / "run.html"
-    report(str(place), out=str(file), evaluations=[str(results)])
+    report(str(run_folder), out=str(file), evaluations=[str(results)])
     return file
 
 
 @pytest.fixture(scope="module")
 def many(folder: Path) -> Path:
     """A page of ten thousand tensors, each as rich as the sample's largest."""
-    made = report(str(TORCH_SAMPLE), out=str(folder / "one.html")).contents
-    rich = next(row for row in made.rows if row["path"] == "critic/q1/l2/weight")
+    content = report(str(TORCH_SAMPLE), out=str(folder / "one.html")).contents
+    rich = next(row for row in content.rows if row["path"] == "critic/q1/l2/weight")
     rows: list[dict[str, Any]] = []
     for at in range(MANY):
         if at % 16 == 0:
-            place = {"level": 0, "name": f"block{at // 16}", "path": f"block{at // 16}"}
+            position = {"level": 0, "name": f"block{at // 16}", "path": f"block{at // 16}"}
             kind = {"kind": "Dense relu"} if at == 16 else {}
-            rows.append({**place, **kind, "module": True, "tensors": 16, "parameters": 1, "nbytes": 1})
+            rows.append({**position, **kind, "module": True, "tensors": 16, "parameters": 1, "nbytes": 1})
         shown = {"name": f"w{at % 16}", "path": f"block{at // 16}/w{at % 16}"}
         rows.append({**rich, **shown, "level": 1, "id": at, "slots": []})
     file = folder / "many.html"
-    file.write_bytes(render_page(replace(made, rows=rows)))
+    file.write_bytes(render_page(replace(content, rows=rows)))
     return file
 
 
@@ -187,7 +187,7 @@ def test_it_opens_and_nothing_leaves_it(browser: Browser, sample: Path) -> None:
         ".map((item) => [...told.map((name) => item.getAttribute(name)), item.textContent])"
     )
     assert len(items) > 20
-    assert all(all(each) for each in items)
+    assert all(all(item) for item in items)
     assert browser.number("#tree [tabindex='0']") == 1
     browser.screen("sample-light")
     # What a page may not do is not left to its own script.
@@ -196,7 +196,7 @@ def test_it_opens_and_nothing_leaves_it(browser: Browser, sample: Path) -> None:
         "fetch('https://example.invalid/').then(() => done('left'), () => done('held'))"
     )
     assert browser.driver.execute_async_script(tried) == "held"
-    assert any("Security" in each for each in browser.complaints())
+    assert any("Security" in complaint for complaint in browser.complaints())
     assert not [url for url in browser.requests() if not url.startswith("file:")]
 
 
@@ -221,15 +221,15 @@ def test_search_finds_by_words(browser: Browser, sample: Path) -> None:
 
 def test_what_is_cut_off_is_told_by_the_pointer(browser: Browser, folder: Path) -> None:
     """Names, classes of modules and owners of slots are as long as the file has them."""
-    made = report(str(TORCH_SAMPLE), out=str(folder / "cut.html"), force=True).contents
-    rich = next(row for row in made.rows if row["path"] == "critic/q1/l2/weight")
+    content = report(str(TORCH_SAMPLE), out=str(folder / "cut.html"), force=True).contents
+    rich = next(row for row in content.rows if row["path"] == "critic/q1/l2/weight")
     module, name = "m" * 90, "w" * 90
     counts = {"module": True, "tensors": 2, "parameters": 1, "nbytes": 1}
     tensor = {**rich, "level": 1, "slots": [], "id": 0, "name": name, "path": f"{module}/{name}"}
     slot = {**tensor, "id": 1, "name": "v", "path": f"{module}/v", "role": "slot", "slot": "v", "of": 0}
     rows = [{"level": 0, "name": module, "path": module, "kind": "k" * 90, **counts}, tensor, slot]
     file = folder / "cut.html"
-    file.write_bytes(render_page(replace(made, rows=rows)))
+    file.write_bytes(render_page(replace(content, rows=rows)))
     browser.open(file, 1280)
     browser.run("document.getElementById('unfold').click()")
     cut = browser.run(
@@ -345,11 +345,11 @@ def test_hostile_names_stay_names(browser: Browser, hostile: Path) -> None:
 
 def time_to_open(browser: Browser, file: Path) -> float:
     """Return the milliseconds until the page's script has finished, the best of five times."""
-    took = []
+    times_ms = []
     for _ in range(5):
         browser.open(file)
-        took.append(browser.run("return performance.getEntriesByName('ready')[0].startTime"))
-    return min(took)
+        times_ms.append(browser.run("return performance.getEntriesByName('ready')[0].startTime"))
+    return min(times_ms)
 
 
 def test_ten_thousand_tensors_open_in_half_a_second(browser: Browser, many: Path) -> None:
@@ -437,21 +437,21 @@ def test_a_run_is_shown_and_used_by_keyboard(browser: Browser, run: Path) -> Non
 @pytest.fixture(scope="module")
 def long_run(folder: Path) -> Path:
     """A page of a run of two hundred checkpoints, each played for a hundred episodes."""
-    place, random = folder / "long", np.random.default_rng(0)
-    place.mkdir()
+    run_folder, random = folder / "long", np.random.default_rng(0)
+    run_folder.mkdir()
     names = [f"block{n}/layer{at}/{w}" for n in range(6) for at in range(6) for w in ("kernel", "bias")]
     evaluations = []
     for step in range(1, 201):
         arrays = {name: random.standard_normal((3, 3)).astype(np.float32) * step for name in names}
         arrays["block0/layer0/bias"][0] = np.nan if step % 7 == 0 else 1
-        np.savez(place / f"ckpt-{step}.npz", **arrays)
+        np.savez(run_folder / f"ckpt-{step}.npz", **arrays)
         returns = (step * 3 % 200 + random.standard_normal(100)).tolist()
         summary = dict.fromkeys(("mean", "median", "iqm"), step * 3 % 200)
         verdict = {"sentence": "a sentence of many words about this checkpoint " * 3}
-        file = {"checkpoint": str(place / f"ckpt-{step}.npz"), "env": "E-v0", "judgement": verdict}
+        file = {"checkpoint": str(run_folder / f"ckpt-{step}.npz"), "env": "E-v0", "judgement": verdict}
         evaluations.append({**file, "returns": returns, "std": 1.0, **summary})
     (folder / "long.json").write_text(json.dumps({"evaluations": evaluations, "notes": []}))
-    report(str(place), out=str(folder / "long-run.html"), evaluations=[str(folder / "long.json")])
+    report(str(run_folder), out=str(folder / "long-run.html"), evaluations=[str(folder / "long.json")])
     return folder / "long-run.html"
 
 
@@ -550,21 +550,21 @@ def test_a_graph_page_opens_on_the_computation(
 
 @pytest.mark.slow
 def test_pages_of_ten_thousand_tensors_are_small_and_fast(browser: Browser, folder: Path) -> None:
-    random, place = np.random.default_rng(0), folder / "large"
-    place.mkdir()
+    random, location = np.random.default_rng(0), folder / "large"
+    location.mkdir()
     names = [f"m/block_{n // 50}/layer_{n % 50}/{w}" for n in range(MANY // 2) for w in ("kernel", "bias")]
     for step in (1000, 2000, 3000):
         arrays = {name: random.standard_normal((16, 16)[: 1 + (name[-1] == "l")]) for name in names}
         np.savez(
-            place / f"ckpt-{step}.npz", **{name: each.astype(np.float32) for name, each in arrays.items()}
+            location / f"ckpt-{step}.npz", **{name: item.astype(np.float32) for name, item in arrays.items()}
         )
-    first, last = (str(place / f"ckpt-{step}.npz") for step in (1000, 3000))
-    made = [
+    first, last = (str(location / f"ckpt-{step}.npz") for step in (1000, 3000))
+    files = [
         report(first, out=str(folder / "large-1.html")).file,
         report(first, last, out=str(folder / "large-2.html")).file,
-        report(str(place), out=str(folder / "large-run.html")).file,
+        report(str(location), out=str(folder / "large-run.html")).file,
     ]
-    for file in map(Path, made):
+    for file in map(Path, files):
         assert file.stat().st_size <= 5_000_000, file.name
         assert time_to_open(browser, file) < 500, file.name
         assert browser.complaints() == []
@@ -594,6 +594,6 @@ def test_on_paper_the_tree_is_whole_and_light(browser: Browser, sample: Path) ->
     )
     assert len(columns[0]) == 4
     assert len(columns) > 10
-    assert all(each == pytest.approx(columns[0], abs=1) for each in columns[1:])
+    assert all(column == pytest.approx(columns[0], abs=1) for column in columns[1:])
     browser.screen("print")
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

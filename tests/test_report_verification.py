@@ -63,40 +63,40 @@ def test_the_documents_of_these_tests_are_those_of_verify() -> None:
 
 
 def test_the_first_difference_is_marked(tmp_path: Path) -> None:
-    found = read(tmp_path, document(6, 4))
-    assert not found.within
-    assert found.belongs
-    assert [row.first for row in found.layers] == [False] * 4 + [True, False]
-    assert [row.within for row in found.layers] == [True] * 4 + [False] * 2
-    assert found.layers[0].bar < 0.1 < 0.8 < found.layers[4].bar < 1
-    assert found.layers[0].classes == "Linear / Dense"
-    assert found.first is not None
-    assert found.first.heading == "Cause"
-    assert not found.every
+    section = read(tmp_path, document(6, 4))
+    assert not section.within
+    assert section.belongs
+    assert [row.first for row in section.layers] == [False] * 4 + [True, False]
+    assert [row.within for row in section.layers] == [True] * 4 + [False] * 2
+    assert section.layers[0].bar < 0.1 < 0.8 < section.layers[4].bar < 1
+    assert section.layers[0].classes == "Linear / Dense"
+    assert section.first is not None
+    assert section.first.heading == "Cause"
+    assert not section.every
 
 
 def test_a_difference_between_layers_names_both(tmp_path: Path) -> None:
-    made = document(6, 4, where="between", confirmed=False, after="layer.3")
-    found = read(tmp_path, made).first
-    assert found is not None
-    assert found.heading == "Suspected cause"
-    assert "layer.3" in found.where
-    assert "layer/4" in found.where
+    record = document(6, 4, where="between", confirmed=False, after="layer.3")
+    difference = read(tmp_path, record).first
+    assert difference is not None
+    assert difference.heading == "Suspected cause"
+    assert "layer.3" in difference.where
+    assert "layer/4" in difference.where
 
 
 @pytest.mark.parametrize(("wrong", "shown"), [(100, range(88, 108)), (3, range(11)), (None, range(188, 200))])
 def test_a_long_table_shows_what_is_next_to_the_difference(
     tmp_path: Path, wrong: int | None, shown: range
 ) -> None:
-    found = read(tmp_path, document(200, wrong))
-    assert [row.number - 1 for row in found.layers] == [*shown]
-    assert len(found.every) == 200
-    assert found.more == 0
+    section = read(tmp_path, document(200, wrong))
+    assert [row.number - 1 for row in section.layers] == [*shown]
+    assert len(section.every) == 200
+    assert section.more == 0
 
 
 def test_rows_beyond_the_limit_are_counted(tmp_path: Path) -> None:
-    found = read(tmp_path, document(2100, None))
-    assert (len(found.every), found.more) == (2000, 100)
+    section = read(tmp_path, document(2100, None))
+    assert (len(section.every), section.more) == (2000, 100)
 
 
 def test_another_checkpoints_verification_is_marked(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_another_checkpoints_verification_is_marked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", None, "text", True, [], 0, 10**400])
 def test_errors_may_be_anything(tmp_path: Path, value: Any) -> None:
-    made = document(3, 1)
-    made["models"]["layers"][1]["outputs"] = value
-    row = read(tmp_path, made).layers[1]
+    record = document(3, 1)
+    record["models"]["layers"][1]["outputs"] = value
+    row = read(tmp_path, record).layers[1]
     assert row.bar == (0.0 if value == 0 and value is not True else 1.0)
     assert row.outputs
 
@@ -121,27 +121,27 @@ def test_other_documents_are_refused(tmp_path: Path, broken: Any) -> None:
 
 @pytest.mark.parametrize("models", [None, [], {"layers": 3, "first_difference": []}, {"layers": [1, None]}])
 def test_damaged_parts_are_left_out(tmp_path: Path, models: Any) -> None:
-    found = read(tmp_path, {**document(2, 1), "models": models})
-    assert found.first is None
+    section = read(tmp_path, {**document(2, 1), "models": models})
+    assert section.first is None
 
 
 def test_the_page_has_the_table(tmp_path: Path) -> None:
-    made = document(3, 1, cause=HOSTILE)
-    made["assumed"] = [HOSTILE]
-    made["models"]["layers"][0]["a"] = HOSTILE
+    record = document(3, 1, cause=HOSTILE)
+    record["assumed"] = [HOSTILE]
+    record["models"]["layers"][0]["a"] = HOSTILE
     file = tmp_path / "verification.json"
-    file.write_text(json.dumps(made), encoding="utf-8")
+    file.write_text(json.dumps(record), encoding="utf-8")
     ran = in_process("report", TORCH_SAMPLE, "--verification", file, "--out", tmp_path / "page.html")
     assert ran.status == 0, ran.err
     page = Page.of(tmp_path / "page.html")
-    assert ("section", "verification") in {(tag, made.get("id")) for tag, made in page.elements}
-    assert sum(made.get("class") == "parts" for _, made in page.elements) == 1
+    assert ("section", "verification") in {(tag, attributes.get("id")) for tag, attributes in page.elements}
+    assert sum(attributes.get("class") == "parts" for _, attributes in page.elements) == 1
     shown = "".join(page.text)
     assert "\x1b" not in shown
     assert all("owned" not in script for script in page.scripts)
     # Every table is in a region that the keyboard can scroll, with a name.
-    regions = [made for tag, made in page.elements if made.get("role") == "region"]
-    assert all(each.get("aria-label") and each.get("tabindex") == "0" for each in regions)
+    regions = [attributes for tag, attributes in page.elements if attributes.get("role") == "region"]
+    assert all(region.get("aria-label") and region.get("tabindex") == "0" for region in regions)
 
 
 def test_a_file_that_is_no_verification_is_refused(tmp_path: Path) -> None:

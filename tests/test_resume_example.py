@@ -69,8 +69,8 @@ def test_there_and_back(
     runs = tmp_path / "runs" / "resume"
     last = open_checkpoint(str(runs / "3_tensorflow" / "ckpt-120"))
     counts = {last.tree.names[p]: leaf for p, leaf in last.tree.tensors() if leaf.role == "counter"}
-    made = {name: int(leaf.array()) for name, leaf in counts.items() if "save_counter" not in name}
-    assert made == {
+    counters = {name: int(leaf.array()) for name, leaf in counts.items() if "save_counter" not in name}
+    assert counters == {
         "policy/total_it": 30,
         "policy/critic_optimizer/_iterations": 30,
         "policy/actor_optimizer/_iterations": 15,

@@ -56,9 +56,9 @@ def test_the_td3_authors_actors_act_as_torch_does(
     corpus: Path, name: str, width: int, high: tuple[float, ...]
 ) -> None:
     path = corpus / "torch" / "fujimoto" / name
-    wanted, largest = by_torch(path, AUTHORS, width)
+    expected, largest = by_torch(path, AUTHORS, width)
     low = tuple(-bound for bound in high)
-    close(actions(path, low, high, width), high[0] * wanted, high[0] * largest)
+    close(actions(path, low, high, width), high[0] * expected, high[0] * largest)
 
 
 @pytest.mark.parametrize("pattern", ["td3/policy.pth", "td3_bc/*/policy.pth"])
@@ -66,8 +66,8 @@ def test_tianshous_actors_act_as_torch_does(corpus: Path, pattern: str) -> None:
     (path,) = (corpus / "torch" / "tianshou" / "Pendulum-v1").glob(pattern)
     squashed, largest = by_torch(path, TIANSHOU, 3)
     # tianshou/policy/base.py, map_action: limited to [-1, 1], then to the bounds; all of 2 * tanh before.
-    wanted = -2.0 + 0.5 * (np.clip(2.0 * squashed, -1.0, 1.0) + 1.0) * 4.0
-    close(actions(path, (-2.0,), (2.0,)), wanted, 2.0 * largest)
+    expected = -2.0 + 0.5 * (np.clip(2.0 * squashed, -1.0, 1.0) + 1.0) * 4.0
+    close(actions(path, (-2.0,), (2.0,)), expected, 2.0 * largest)
 
 
 # How many episodes of an environment take about a second on two cores.
@@ -103,8 +103,8 @@ def rows(corpus: Path) -> list[dict[str, Any]]:
 
 def known(corpus: Path, agent: str, env: str) -> dict[str, Any]:
     """Return the row of the agent in that environment with most episodes."""
-    found = [run for run in rows(corpus) if run["agent"] == agent and run["env"] == env]
-    return max(found, key=lambda run: int(run["episodes"]))
+    runs = [run for run in rows(corpus) if run["agent"] == agent and run["env"] == env]
+    return max(runs, key=lambda run: int(run["episodes"]))
 
 
 def test_no_agent_with_known_returns_is_left_out(corpus: Path) -> None:
@@ -119,10 +119,10 @@ def test_agents_score_what_they_scored(corpus: Path, agent: str, env: str) -> No
     pytest.importorskip("mujoco" if env.startswith("HalfCheetah") else NEEDS.get(env, "gymnasium"))
     row, episodes = known(corpus, agent, env), EPISODES[env]
     played = evaluate(str(corpus / "torch" / agent), env, Protocol(episodes=episodes, seed=1000))
-    found = played.statistics
-    assert found.n == episodes
+    statistics = played.statistics
+    assert statistics.n == episodes
     assert (played.rollout.engine == "mujoco") == env.startswith("HalfCheetah")
-    assert agree(found, row["mean"], row["std"], row["episodes"]), found
+    assert agree(statistics, row["mean"], row["std"], row["episodes"]), statistics
 
 
 # Means and deviations that a person published: benchmark.md of araffin/rl-baselines-zoo (72b1528).
@@ -142,5 +142,5 @@ def test_tensorflow_1_agents_score_what_their_author_published(corpus: Path, nam
     env, mean, std, n = PUBLISHED[name]
     pytest.importorskip(NEEDS.get(env, "gymnasium"))
     path = corpus / "tf" / "sb2" / "zoo" / name
-    found = evaluate(str(path), env, Protocol(episodes=EPISODES[env], seed=1000)).statistics
-    assert agree(found, mean, std, n), found
+    results = evaluate(str(path), env, Protocol(episodes=EPISODES[env], seed=1000)).statistics
+    assert agree(results, mean, std, n), results

@@ -127,8 +127,8 @@ class TestAgainstAPlainLoop:
         with environments.make_vector_env("Pendulum-v1", num_envs) as pendulum:
             result = rollout(PENDULUM, pendulum, episodes=5, seed=100)
         expected = plain_loop("Pendulum-v1", PENDULUM, [100, 101, 102, 103, 104])
-        assert [each[1:] for each in outcomes(result)] == [each[1:] for each in expected]
-        np.testing.assert_allclose(result.returns, [each[0] for each in expected], atol=1e-3)
+        assert [outcome[1:] for outcome in outcomes(result)] == [item[1:] for item in expected]
+        np.testing.assert_allclose(result.returns, [item[0] for item in expected], atol=1e-3)
         assert result.seeds.tolist() == [100, 101, 102, 103, 104]
         assert (result.steps, result.num_envs, result.interrupted) == (1000, num_envs, False)
 
@@ -193,15 +193,15 @@ class TestOrder:
         assert Countdown.made - before == 2
 
     def test_the_policy_sees_every_observation(self) -> None:
-        seen: list[list[float]] = []
+        observations: list[list[float]] = []
 
         class Seeing(Linear):
             def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
-                seen.append(np.asarray(obs)[0].tolist())
+                observations.append(np.asarray(obs)[0].tolist())
                 return super().step(obs, state)
 
         rollout(Seeing(0, 0), GymVector(Countdown, 1), episodes=4)
-        assert seen == [[s, left] for s in range(4) for left in range(Countdown.lengths[s], 0, -1)]
+        assert observations == [[s, left] for s in range(4) for left in range(Countdown.lengths[s], 0, -1)]
 
     def test_progress_ends_with_all(self) -> None:
         calls: list[tuple[int, int, int]] = []
@@ -432,7 +432,7 @@ class TestMake:
 
 class TestNoise:
     def test_draws_depend_on_the_seed_alone(self) -> None:
-        found = [
+        noisy = [
             rollouts(
                 PENDULUM,
                 environments.make_vector_env("Pendulum-v1", n),
@@ -440,17 +440,17 @@ class TestNoise:
             )[0]
             for n in (1, 3)
         ]
-        assert found[0].returns.tolist() == found[1].returns.tolist()
+        assert noisy[0].returns.tolist() == noisy[1].returns.tolist()
         calm = rollout(PENDULUM, environments.make_vector_env("Pendulum-v1", 3), episodes=4, seed=100)
-        assert (calm.returns != found[0].returns).all()
+        assert (calm.returns != noisy[0].returns).all()
 
     def test_the_deviation_is_in_half_ranges_and_bounds_hold(self) -> None:
         vector = GymVector(lambda: Countdown(-4, 4))
         env = vector._envs[0]
-        (found,) = rollouts(Linear(0, 0), vector, RolloutSpec(1, 0, ExplorationNoise(0.25)))
+        (rollout,) = rollouts(Linear(0, 0), vector, RolloutSpec(1, 0, ExplorationNoise(0.25)))
         draws = np.random.default_rng([0, 1]).standard_normal((7, 1))
         np.testing.assert_array_equal(np.stack(env.actions), np.clip(draws, -4, 4).astype(np.float32))
-        assert found.clipped == 0
+        assert rollout.clipped == 0
 
     @pytest.mark.parametrize("std", [0.0, -1.0, float("nan"), float("inf")])
     def test_no_deviation_is_refused(self, std: float, golden: Golden) -> None:
@@ -483,10 +483,10 @@ class TestMembers:
             rollout(p, environments.make_vector_env("Pendulum-v1", 3), episodes=5, seed=100)
             for p in (PENDULUM, double)
         ]
-        for found, expected in zip(both, alone, strict=True):
-            assert outcomes(found) == outcomes(expected)
-            assert (found.steps, found.num_envs) == (expected.steps, 3)
-            assert found.seeds.tolist() == expected.seeds.tolist()
+        for result, expected in zip(both, alone, strict=True):
+            assert outcomes(result) == outcomes(expected)
+            assert (result.steps, result.num_envs) == (expected.steps, 3)
+            assert result.seeds.tolist() == expected.seeds.tolist()
 
     def test_rows_that_cannot_be_divided_are_refused(self, golden: Golden) -> None:
         with pytest.raises(UsageError) as caught:
@@ -495,12 +495,12 @@ class TestMembers:
 
 
 def test_a_watcher_sees_every_step_of_every_episode() -> None:
-    seen: dict[int, list[tuple[float, bool]]] = {}
+    steps: dict[int, list[tuple[float, bool]]] = {}
 
-    def watch(_row: int, number: int, paid: float, ended: bool) -> None:
-        seen.setdefault(number, []).append((paid, ended))
+    def watch(_row: int, number: int, reward: float, ended: bool) -> None:
+        steps.setdefault(number, []).append((reward, ended))
 
-    (found,) = rollouts(Linear(0, 0), GymVector(Countdown, 3), RolloutSpec(5, watch=watch))
-    for number, length in enumerate(found.lengths.tolist()):
-        assert [ended for _, ended in seen[number]] == [False] * length + [True]
-        assert seen[number][-1][0] == found.returns[number]
+    (rollout,) = rollouts(Linear(0, 0), GymVector(Countdown, 3), RolloutSpec(5, watch=watch))
+    for number, length in enumerate(rollout.lengths.tolist()):
+        assert [ended for _, ended in steps[number]] == [False] * length + [True]
+        assert steps[number][-1][0] == rollout.returns[number]

@@ -28,7 +28,7 @@ LAW = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped
 
 def module(kind: str, n: int, m: int) -> Mapping[str, torch.Tensor]:
     """Return the state of a layer, or tensors of no known kind."""
-    made: dict[str, Any] = {
+    makers: dict[str, Any] = {
         "dense": lambda: torch.nn.Linear(n, m).state_dict(),
         "norm": lambda: torch.nn.LayerNorm(n).state_dict(),
         "conv": lambda: torch.nn.Conv2d(n + 1, m, 3).state_dict(),
@@ -37,7 +37,7 @@ def module(kind: str, n: int, m: int) -> Mapping[str, torch.Tensor]:
         "odd": lambda: {"table": torch.randn(n, m, 2, 1, 1), "name": torch.arange(n)},
         "counter": lambda: {"steps": torch.tensor(n)},
     }
-    return made[kind]()  # type: ignore[no-any-return]
+    return makers[kind]()  # type: ignore[no-any-return]
 
 
 @st.composite
@@ -60,13 +60,13 @@ def test_pytorch_there_and_back(state: dict[str, torch.Tensor], to: str) -> None
         try:
             convert(first, there, to=to, allow_missing=True, sync=False)
         except MappingError:  # the largest matrix would be missing
-            assert [each.name for each in Path(folder).iterdir()] == ["a.pt"]
+            assert [path.name for path in Path(folder).iterdir()] == ["a.pt"]
             return
         convert(there, back, sync=False)
-        found = torch.load(back, weights_only=True)
-        assert list(found) == list(state)
-        assert all(found[name].dtype == state[name].dtype for name in state)
-        assert all(torch.equal(found[name], state[name]) for name in state)
+        contents = torch.load(back, weights_only=True)
+        assert list(contents) == list(state)
+        assert all(contents[name].dtype == state[name].dtype for name in state)
+        assert all(torch.equal(contents[name], state[name]) for name in state)
         assert digest(back).sha256 == digest(first).sha256
 
 
@@ -107,8 +107,8 @@ def test_a_model_that_trains_comes_back(name: str, tmp_path: Path) -> None:
     torch.save({"net": net.state_dict(), "optim": optimizer.state_dict(), "epoch": 3}, tmp_path / "a.pt")
     convert(str(tmp_path / "a.pt"), str(tmp_path / "b-1"), to="tf", allow_missing=True, sync=False)
     convert(str(tmp_path / "b-1"), str(tmp_path / "c.pt"), sync=False)
-    found = torch.load(tmp_path / "c.pt", weights_only=True)
-    assert found["epoch"] == 3
-    net.load_state_dict(found["net"])
-    optimizer.load_state_dict(found["optim"])
+    contents = torch.load(tmp_path / "c.pt", weights_only=True)
+    assert contents["epoch"] == 3
+    net.load_state_dict(contents["net"])
+    optimizer.load_state_dict(contents["optim"])
     assert digest(str(tmp_path / "c.pt")).sha256 == digest(str(tmp_path / "a.pt")).sha256

@@ -78,12 +78,12 @@ def test_what_the_file_says_happens(source: str, tmp_path: Path, golden: Golden)
     done = go(source, tmp_path / "out.pt", RULES)
     assert done.written
     assert done.report.complete
-    found = arrays(tmp_path / "out.pt")
-    assert list(found) == ["layers.0.weight", "layers.1.weight", "q", "k", "inner.v", "steps"]
-    np.testing.assert_array_equal(found["layers.1.weight"], ARRAYS["enc.1.w"].T)
-    np.testing.assert_array_equal(found["k"], ARRAYS["qkv"][2:4].T)
-    np.testing.assert_array_equal(found["inner.v"], ARRAYS["qkv"][4:])
-    assert (found["steps"].dtype, found["steps"].item()) == (np.int64, 7)
+    read_back = arrays(tmp_path / "out.pt")
+    assert list(read_back) == ["layers.0.weight", "layers.1.weight", "q", "k", "inner.v", "steps"]
+    np.testing.assert_array_equal(read_back["layers.1.weight"], ARRAYS["enc.1.w"].T)
+    np.testing.assert_array_equal(read_back["k"], ARRAYS["qkv"][2:4].T)
+    np.testing.assert_array_equal(read_back["inner.v"], ARRAYS["qkv"][4:])
+    assert (read_back["steps"].dtype, read_back["steps"].item()) == (np.int64, 7)
     golden("\n".join(done.report.notes))
 
 
@@ -133,9 +133,9 @@ def test_the_rest_may_go_by_kinds(tmp_path: Path) -> None:
         str(tmp_path / "m.pt"), tmp_path / "a-1", 'rest = "kinds"\n[[rule]]\nfrom="odd"\nto="odd"\n', to="tf"
     )
     assert done.report.complete
-    found = {leaf.name: leaf.array() for _, leaf in open_checkpoint(str(tmp_path / "a-1")).tree.tensors()}
-    np.testing.assert_array_equal(found["l/kernel"], weight.T)
-    np.testing.assert_array_equal(found["odd"], weight)
+    arrays = {leaf.name: leaf.array() for _, leaf in open_checkpoint(str(tmp_path / "a-1")).tree.tensors()}
+    np.testing.assert_array_equal(arrays["l/kernel"], weight.T)
+    np.testing.assert_array_equal(arrays["odd"], weight)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ def test_rules_are_no_agent_of_a_library(source: str, tmp_path: Path) -> None:
 
 def test_native_keys_are_names_too(source: str) -> None:
     tree = open_checkpoint(source).tree
-    found = apply_rules(load_text('[[rule]]\nfrom = "enc.{n}.w"\nto = "{n}"\n'), tree)
-    assert [name for _, name, _ in found.ways] == ["0", "1"]
-    assert all(isinstance(tree[path], Leaf) for path, _, _ in found.ways)
+    application = apply_rules(load_text('[[rule]]\nfrom = "enc.{n}.w"\nto = "{n}"\n'), tree)
+    assert [name for _, name, _ in application.ways] == ["0", "1"]
+    assert all(isinstance(tree[path], Leaf) for path, _, _ in application.ways)
 
 
 def load_text(text: str) -> RuleFile:

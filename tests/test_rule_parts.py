@@ -39,9 +39,9 @@ ARRAYS = hnp.arrays(
 A, B, W = (key("a"),), (key("b"),), (key("w"),)
 
 
-def array_of(found: object) -> np.ndarray:
-    assert isinstance(found, Leaf)
-    return found.array()
+def array_of(result: object) -> np.ndarray:
+    assert isinstance(result, Leaf)
+    return result.array()
 
 
 @given(ARRAYS, st.data())

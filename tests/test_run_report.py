@@ -65,19 +65,19 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Page, dict[str, An
 
 def test_norms_and_updates_are_those_of_numpy(sample: tuple[Page, dict[str, Any], Path]) -> None:
     _, document, _ = sample
-    assert [each["in_name"] for each in document["checkpoints"]] == list(STEPS)
+    assert [checkpoint["in_name"] for checkpoint in document["checkpoints"]] == list(STEPS)
     assert document["step_from"] == "total_it"
     opened = [ckpttool.open(str(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt"))) for step in STEPS]
-    layers = {each["path"]: each for each in document["layers"]}
+    layers = {layer["path"]: layer for layer in document["layers"]}
     assert {path.rpartition("/")[0] for path in layers} >= {"actor", "actor_target", "critic/q1"}
     for path in ("actor/l1", "critic/q2/l3"):
         weights = [
             np.concatenate(
-                [each[f"{path}/{name}"].numpy().astype(np.float64).ravel() for name in ("weight", "bias")]
+                [saved[f"{path}/{name}"].numpy().astype(np.float64).ravel() for name in ("weight", "bias")]
             )
-            for each in opened
+            for saved in opened
         ]
-        norms = [float(np.linalg.norm(each)) for each in weights]
+        norms = [float(np.linalg.norm(weight)) for weight in weights]
         updates = [
             float(np.linalg.norm(after - before) / np.linalg.norm(before))
             for before, after in itertools.pairwise(weights)
@@ -98,9 +98,9 @@ def test_norms_of_numbers_whose_squares_are_none(tmp_path: Path) -> None:
 
 def test_a_pattern_selects_layers(tmp_path: Path) -> None:
     _, document = written(TF_SAMPLE.parent, "--glob", "**/actor/**", out=tmp_path / "page.html")
-    assert [each["path"] for each in document["layers"]] == [f"policy/actor/l{n}" for n in (1, 2, 3)]
-    assert [each["in_name"] for each in document["checkpoints"]] == list(STEPS)
-    assert all(each["sha256"] for each in document["checkpoints"])
+    assert [layer["path"] for layer in document["layers"]] == [f"policy/actor/l{n}" for n in (1, 2, 3)]
+    assert [checkpoint["in_name"] for checkpoint in document["checkpoints"]] == list(STEPS)
+    assert all(checkpoint["sha256"] for checkpoint in document["checkpoints"])
 
 
 def test_what_an_update_is_where_there_is_none(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_what_an_update_is_where_there_is_none(tmp_path: Path) -> None:
         {"same/w": one, "zero/w": one * 3, "shape/w": np.ones(5), "new/a": one, "new/b": one, "nan/w": one},
     )  # fmt: skip
     _, document = written(run)
-    updates = {each["path"]: each["updates"][1:] for each in document["layers"]}
+    updates = {layer["path"]: layer["updates"][1:] for layer in document["layers"]}
     assert updates == {
         "same": [0.0, 0.0],
         "zero": ["Infinity", 2.0],
@@ -122,7 +122,7 @@ def test_what_an_update_is_where_there_is_none(tmp_path: Path) -> None:
         "nan": ["NaN", "NaN"],
         "gone": [0.0, None],
     }
-    norms = {each["path"]: each["norms"] for each in document["layers"]}
+    norms = {layer["path"]: layer["norms"] for layer in document["layers"]}
     assert norms["gone"] == [2.0, 2.0, None]
     assert norms["nan"] == [2.0, "NaN", 2.0]
 
@@ -135,7 +135,7 @@ def test_a_module_has_the_norm_of_all_its_layers() -> None:
     ]
     joined, depth = fold_layers(rows, 2)
     assert depth == 1
-    assert [(each.path, each.tensors, each.parameters) for each in joined] == [("a", 2, 8), ("b", 1, 4)]
+    assert [(layer.path, layer.tensors, layer.parameters) for layer in joined] == [("a", 2, 8), ("b", 1, 4)]
     assert joined[0].norms[:2] == (5.0, 5.0)
     assert joined[0].updates[1] == pytest.approx(math.hypot(3, 2) / 5)
     assert joined[0].updates[2] is None
@@ -160,7 +160,7 @@ def test_colors_follow_the_numbers() -> None:
 
 
 def names(found: Any) -> list[str]:
-    return [] if found is None else [Path(each.path).name for each in found.members]
+    return [] if found is None else [Path(member.path).name for member in found.members]
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
@@ -176,10 +176,10 @@ def test_the_run_is_in_training_order_and_of_one_kind(tmp_path: Path) -> None:
         shutil.copy(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt"), tmp_path)
     np.savez(tmp_path / "evaluations.npz", timesteps=np.arange(3), results=np.ones((3, 2)))
     np.savez(tmp_path / "evaluations-2.npz", timesteps=np.arange(3))
-    found = find_run(str(tmp_path))
-    assert names(found) == ["ckpt-2500.pt", "ckpt-7500.pt", "ckpt-10000.pt"]
-    assert found is not None
-    assert len(found.notes) == 1  # evaluations.npz is no checkpoint
+    run = find_run(str(tmp_path))
+    assert names(run) == ["ckpt-2500.pt", "ckpt-7500.pt", "ckpt-10000.pt"]
+    assert run is not None
+    assert len(run.notes) == 1  # evaluations.npz is no checkpoint
     # The best one has no number in its name; its own counter puts it where it was saved.
     shutil.copy(TORCH_SAMPLE.with_name("ckpt-5000.pt"), tmp_path / "best.pt")
     assert names(find_run(str(tmp_path)))[:3] == ["ckpt-2500.pt", "best.pt", "ckpt-7500.pt"]
@@ -224,7 +224,7 @@ def test_a_damaged_checkpoint_is_a_column_without_numbers(tmp_path: Path) -> Non
     data[600] ^= 1
     (run / "ckpt-2.npz").write_bytes(data)
     page, document = written(run)
-    assert [each["error"] is None for each in document["checkpoints"]] == [True, False, True, True]
+    assert [saved["error"] is None for saved in document["checkpoints"]] == [True, False, True, True]
     (layer,) = document["layers"]
     assert layer["norms"][1] is None
     assert layer["updates"] == [None, None, None, pytest.approx(1 / 3)]
@@ -241,14 +241,14 @@ def test_findings_that_change_are_in_the_table(tmp_path: Path) -> None:
     weights = [np.ones((4, 4), np.float32) for _ in range(5)]
     weights[2][0, :1] = weights[4][0, :3] = np.nan
     always = np.zeros((3, 3), np.float32)
-    run = run_of(tmp_path / "run", *({"a/weight": each, "z/weight": always} for each in weights))
+    run = run_of(tmp_path / "run", *({"a/weight": weight, "z/weight": always} for weight in weights))
     (run / "ckpt-4.npz").write_bytes((run / "ckpt-4.npz").read_bytes()[:200])
     page, document = written(run)
-    assert [each["findings"] for each in document["checkpoints"]] == [1, 1, 2, 0, 2]
-    constant, changing = sorted(document["findings"], key=lambda each: each["sentences"][0] is None)
-    assert [each is None for each in constant["sentences"]] == [False, False, False, True, False]
+    assert [checkpoint["findings"] for checkpoint in document["checkpoints"]] == [1, 1, 2, 0, 2]
+    constant, changing = sorted(document["findings"], key=lambda finding: finding["sentences"][0] is None)
+    assert [sentence is None for sentence in constant["sentences"]] == [False, False, False, True, False]
     # Sentences that differ only in their numbers are one finding.
-    assert [each is None for each in changing["sentences"]] == [True, True, False, True, False]
+    assert [sentence is None for sentence in changing["sentences"]] == [True, True, False, True, False]
     assert changing["sentences"][2] != changing["sentences"][4]
     # One path for each of the strip's shades, of all its cells.
     marks = {attributes["class"]: attributes["d"] for tag, attributes in page.elements if tag == "path"}
@@ -257,16 +257,19 @@ def test_findings_that_change_are_in_the_table(tmp_path: Path) -> None:
 
 def test_findings_that_differ_in_the_notation_of_numbers_are_one() -> None:
     texts = ("a/0: mean -3.69e-05 of 1,000", "a/11: mean 0.0274 of 2", "a/1: mean -19.7 of 3e+07")
-    found = run_history._trace_findings([[Finding("numbers", text)] for text in texts])
-    assert [each.sentences for each in found] == [texts]
+    histories = run_history._trace_findings([[Finding("numbers", text)] for text in texts])
+    assert [history.sentences for history in histories] == [texts]
 
 
 def test_findings_of_many_tensors_are_one_sentence() -> None:
     alike = tuple(f"optimizer/{number}: negative mean of squared gradients" for number in range(30))
-    found = [FindingHistory("numbers", (alike[:1], alike, ()), None), FindingHistory("a", (("x",),) * 3, "y")]
-    assert found[0].sentences == (alike[0], "; ".join(alike), None)
+    histories = [
+        FindingHistory("numbers", (alike[:1], alike, ()), None),
+        FindingHistory("a", (("x",),) * 3, "y"),
+    ]
+    assert histories[0].sentences == (alike[0], "; ".join(alike), None)
     checkpoints = [RunCheckpoint(f"{step}.pt", step, {}, 1, None, 1) for step in (10, 20, 30)]
-    (row,), (constant,) = split_findings(found, checkpoints)
+    (row,), (constant,) = split_findings(histories, checkpoints)
     assert (row.when, constant.when, constant.sentence) == ("until 20", "every checkpoint", "x")
     assert [step for step, _ in row.texts] == ["10", "20"]
     assert row.texts[0][1] == alike[0]
@@ -327,10 +330,10 @@ def test_results_of_several_files_are_not_said_to_be_compared(tmp_path: Path) ->
 
 def test_returns_in_several_environments_are_several_curves(tmp_path: Path) -> None:
     file = write_results(tmp_path, dict.fromkeys((2500, 5000, 7500, 10000), -1.0), run=TORCH_SAMPLE.parent)
-    found = json.loads(file.read_text())
-    for each in found["evaluations"][:2]:
-        each["env"] = "Other-v1"
-    file.write_text(json.dumps(found))
+    result = json.loads(file.read_text())
+    for evaluation in result["evaluations"][:2]:
+        evaluation["env"] = "Other-v1"
+    file.write_text(json.dumps(result))
     page, document = written(TORCH_SAMPLE.parent, "--eval", file, out=tmp_path / "page.html")
     assert document["best"] is None
     lines = [attributes["d"] or "" for tag, attributes in page.elements if attributes.get("class") == "line"]
@@ -348,8 +351,8 @@ def test_results_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
     assert document["best"] is None  # these files exist, elsewhere
     assert page.text.count("not of this run") == 2
     gone = json.loads(file.read_text().replace(str(TORCH_SAMPLE.parent), "/gone"))
-    for each in gone["evaluations"]:
-        del each["updates"]
+    for evaluation in gone["evaluations"]:
+        del evaluation["updates"]
     file.write_text(json.dumps(gone))
     ran = in_process(
         "report", run, "--eval", file, "--out", tmp_path / "page.html", "--force", "--json"
@@ -361,8 +364,8 @@ def test_results_of_another_run_are_not_mixed_in(tmp_path: Path) -> None:
     assert sum("Assumed to be of this run" in text for text in shown) == 1
     assert sum(text.startswith("assumed: 2 results are of this run") for text in shown) == 2
     # Counters that the checkpoint contradicts: a name is not enough.
-    for each in gone["evaluations"]:
-        each["updates"] = 77
+    for evaluation in gone["evaluations"]:
+        evaluation["updates"] = 77
     file.write_text(json.dumps(gone))
     ran = in_process(
         "report", run, "--eval", file, "--out", tmp_path / "page.html", "--force", "--json"
@@ -402,7 +405,7 @@ def test_commands_on_the_page_quote_names(tmp_path: Path) -> None:
     page, _ = written(run)
     commands = [text for text in page.text if text.startswith("ckpttool ") and "owned" in text]
     assert len(commands) == 3
-    assert [shlex.split(each)[2] for each in commands[:2]] == [str(run)] * 2
+    assert [shlex.split(command)[2] for command in commands[:2]] == [str(run)] * 2
     assert shlex.split(commands[2])[2].startswith(str(run))
 
 
@@ -435,7 +438,7 @@ def test_the_film_that_is_given(tmp_path: Path, golden: Golden) -> None:
     golden(
         refused(in_process("report", TORCH_SAMPLE.parent, "--video", film, "--out", film, "--force", "-q"))
     )
-    assert sorted(each.name for each in tmp_path.glob("*.html")) == ["page.html"]
+    assert sorted(path.name for path in tmp_path.glob("*.html")) == ["page.html"]
 
 
 MONITOR = '#{{"t_start": {start}, "env_id": "X"}}\nr,l,t\n{rows}\n'
@@ -468,11 +471,11 @@ def test_returns_that_libraries_log(case: str, tmp_path: Path) -> None:
     (tmp_path / "run" / "models").mkdir(parents=True)
     for name, content in files.items():
         (tmp_path / "run" / name).write_text(content)
-    for place in ("run/ckpt-1.npz", "run/models/ckpt-1.npz"):
-        found = find_logs(str(tmp_path / place)).curves
-        assert [each.steps.tolist() for each in found] == ([steps] if steps else [])
-        assert [each.values.tolist() for each in found] == ([values] if steps else [])
-        assert [each.of for each in found] == ([of] if steps else [])
+    for location in ("run/ckpt-1.npz", "run/models/ckpt-1.npz"):
+        curves = find_logs(str(tmp_path / location)).curves
+        assert [curve.steps.tolist() for curve in curves] == ([steps] if steps else [])
+        assert [curve.values.tolist() for curve in curves] == ([values] if steps else [])
+        assert [curve.of for curve in curves] == ([of] if steps else [])
 
 
 @pytest.mark.parametrize(
@@ -494,10 +497,10 @@ def test_logs_of_any_content_are_named(name: str, content: Any, tmp_path: Path) 
         (run / name).write_bytes(content)
     else:
         np.savez(run / name, **content)
-    found = find_logs(str(run / "ckpt-2.npz"))
-    assert not found.curves
-    assert all(len(note) < 400 for note in found.notes)
-    assert len(found.notes) == 1
+    logs = find_logs(str(run / "ckpt-2.npz"))
+    assert not logs.curves
+    assert all(len(note) < 400 for note in logs.notes)
+    assert len(logs.notes) == 1
 
 
 def test_evaluations_of_a_callback_are_a_curve(tmp_path: Path) -> None:
@@ -517,10 +520,10 @@ def test_curves_of_different_units_are_named(tmp_path: Path) -> None:
     for step in (2500, 15000):
         shutil.copy(TORCH_SAMPLE.with_name(f"ckpt-{step}.pt"), run)
     (run / "progress.csv").write_text("time/total_timesteps,eval/mean_reward\n2500,-9\n15000,-1\n")
-    found = find_run(str(run))
-    assert found is not None
+    run_files = find_run(str(run))
+    assert run_files is not None
     inputs = RunInputs([str(write_results(tmp_path, {2500: -9.0, 15000: -1.0}, run=run))])
-    evaluated, logged = gather_run(found, inputs=inputs).results.curves
+    evaluated, logged = gather_run(run_files, inputs=inputs).results.curves
     # The samples count updates, which begin after 1,000 steps without any.
     assert [point[0] for point in evaluated.points] == [1500, 14000]
     assert [point[0] for point in logged.points] == [2500, 15000]
@@ -544,8 +547,8 @@ def test_the_page_is_one_file(sample: tuple[Page, dict[str, Any], Path]) -> None
         attributes["content"] or "" for _, attributes in page.elements if "http-equiv" in attributes
     )
     assert "img-src" not in policy
-    for each in document["checkpoints"]:
-        assert each["sha256"][:12] in page.words
+    for checkpoint in document["checkpoints"]:
+        assert checkpoint["sha256"][:12] in page.words
     assert document["best"] is document["film"] is None
 
 
@@ -585,10 +588,10 @@ def test_few_tensors_are_in_memory(tmp_path: Path) -> None:
     run = run_of(
         tmp_path / "run", *({f"l{n}/w": np.full(size, float(n + k)) for n in range(6)} for k in range(5))
     )
-    found = find_run(str(run))
-    assert found is not None
+    run_files = find_run(str(run))
+    assert run_files is not None
     tracemalloc.start()
-    history = follow_run(found)
+    history = follow_run(run_files)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(history.layers) == 6
@@ -611,14 +614,14 @@ def test_one_pass_and_several_processes_give_the_same_history(
     monkeypatch.setattr(
         run_history,
         "_open_member",
-        lambda each, _, real=_open_member: opened.append(each.path) or real(each, _),
+        lambda checkpoint, _, real=_open_member: opened.append(checkpoint.path) or real(checkpoint, _),
     )
     documents = []
     for jobs in (None, 1, 2):
         reading = None if jobs is None else RunReading(jobs=jobs)
-        found = find_run(str(run), reading=reading)
-        assert found is not None
-        documents.append(follow_run(found).document())
+        run_files = find_run(str(run), reading=reading)
+        assert run_files is not None
+        documents.append(follow_run(run_files).document())
     assert documents[0] == documents[1] == documents[2]
     assert documents[0]["layers"][0]["updates"].count(None) == 3
     # Twice without a reading; once with one, but for two that names put after another checkpoint.
@@ -629,16 +632,16 @@ def test_a_checkpoint_that_ends_its_process_is_a_column_without_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of(tmp_path / "run", *({"l/w": np.full(3, float(k))} for k in range(3)))
-    found = find_run(str(run))
-    assert found is not None
-    task = run_history._ReadTask(tuple(each.entry for each in found.members), None, RunReading(), values=True)
-    assert [each.before and each.before.path for each in task.single()] == [
+    result = find_run(str(run))
+    assert result is not None
+    task = run_history._ReadTask(tuple(row.entry for row in result.members), None, RunReading(), values=True)
+    assert [part.before and part.before.path for part in task.single()] == [
         None,
-        *(each.path for each in found.members[:2]),
+        *(member.path for member in result.members[:2]),
     ]
     (member,) = task.single()[1].failed(WorkerError("ended"))
     assert isinstance(member.error, WorkerError)
-    assert (member.path, member.error.file) == (found.members[1].path, found.members[1].path)
+    assert (member.path, member.error.file) == (result.members[1].path, result.members[1].path)
 
 
 @pytest.mark.parametrize("certain", [True, False, None])
@@ -672,7 +675,7 @@ def test_a_run_is_played_scored_and_filmed_for_its_page(tmp_path: Path) -> None:
         "eval", TORCH_SAMPLE.parent, "--env", "Pendulum-v1", "--episodes", "2", "--json"
     ).json()
     assert document["evaluations"] == 6
-    assert document["run"]["best"]["mean"] == max(each["mean"] for each in known["evaluations"])
+    assert document["run"]["best"]["mean"] == max(evaluation["mean"] for evaluation in known["evaluations"])
     assert document["run"]["film"]["checkpoint"] == document["run"]["best"]["checkpoint"].rpartition("/")[2]
     page = Page.of(tmp_path / "page.html")
     assert sum(attributes.get("id") == "film" for _, attributes in page.elements) == 1
@@ -682,8 +685,8 @@ def test_a_run_is_played_scored_and_filmed_for_its_page(tmp_path: Path) -> None:
 
 def test_playing_needs_an_environment_and_a_free_name(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("mine")
-    taken = ("--env", "Pendulum-v1", "--out", tmp_path / "page.html")
-    for words in (("--episodes", "3"), taken, ("--env", "NoSuch-v0", "--out", tmp_path / "other.html")):
+    options = ("--env", "Pendulum-v1", "--out", tmp_path / "page.html")
+    for words in (("--episodes", "3"), options, ("--env", "NoSuch-v0", "--out", tmp_path / "other.html")):
         ran = in_process("report", TORCH_SAMPLE.parent, *words, cwd=tmp_path)
         assert (ran.status, ran.out) == (2, "")
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]

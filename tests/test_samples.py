@@ -20,14 +20,14 @@ FOLDERS = ["td3_pendulum_tf", "td3_pendulum_torch"]
 
 
 def certificate(folder: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads((SAMPLES / folder / "CERTIFICATE.json").read_text())
-    return found
+    certificate: dict[str, object] = json.loads((SAMPLES / folder / "CERTIFICATE.json").read_text())
+    return certificate
 
 
 def checkpoints(folder: str) -> list[Path]:
     listed = certificate(folder)["checkpoints"]
     assert isinstance(listed, list)
-    return [SAMPLES / folder / each["name"] for each in listed]
+    return [SAMPLES / folder / row["name"] for row in listed]
 
 
 def test_the_folder_is_small() -> None:
@@ -39,8 +39,8 @@ def test_files_are_those_of_the_certificate(folder: str) -> None:
     listed = certificate(folder)["checkpoints"]
     assert isinstance(listed, list)
     assert len(listed) >= 5
-    for each in listed:
-        for name, facts in each["files"].items():
+    for row in listed:
+        for name, facts in row["files"].items():
             content = (SAMPLES / folder / name).read_bytes()
             assert len(content) == facts["nbytes"]
             assert hashlib.sha256(content).hexdigest() == facts["sha256"]
@@ -48,14 +48,14 @@ def test_files_are_those_of_the_certificate(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_the_certificate_says_what_it_must(folder: str) -> None:
-    found = certificate(folder)
-    assert {"script", "arguments", "seed", "versions", "env", "hidden", "checkpoints", "final"} <= set(found)
-    final = found["final"]
+    record = certificate(folder)
+    assert {"script", "arguments", "seed", "versions", "env", "hidden", "checkpoints", "final"} <= set(record)
+    final = record["final"]
     assert isinstance(final, dict)
     returns = final["returns"]
     assert len(returns) == 100
     assert sum(returns) / 100 >= -200
-    text = json.dumps(found)
+    text = json.dumps(record)
     assert "/root" not in text
     assert "/tmp" not in text
 
@@ -67,11 +67,11 @@ def test_the_licence_and_the_commands_that_made_them_lie_beside_them() -> None:
     commands = [shlex.split(block) for block in re.findall(r"```sh\n(.*?)```", note, re.DOTALL)]
     words = [word for command in commands for word in command if word.strip()]
     for folder in FOLDERS:
-        found = certificate(folder)
-        arguments = found["arguments"]
+        row = certificate(folder)
+        arguments = row["arguments"]
         assert isinstance(arguments, list)
         # All but the folder that the checkpoints are written to.
-        start = words.index(found["script"], words.index("tensorflow") if folder.endswith("torch") else 0) + 1
+        start = words.index(row["script"], words.index("tensorflow") if folder.endswith("torch") else 0) + 1
         assert words[start : start + len(arguments) - 1] == arguments[:-1]
     assert {path.name for path in SAMPLES.iterdir() if path.is_dir()} == set(FOLDERS)
 
@@ -90,7 +90,7 @@ def test_every_checkpoint_has_a_sidecar_of_its_own(folder: str) -> None:
 def test_a_learning_curve_can_be_drawn(folder: str) -> None:
     listed = certificate(folder)["checkpoints"]
     assert isinstance(listed, list)
-    means = [each["mean"] for each in sorted(listed, key=lambda each: int(each["step"]))]
+    means = [row["mean"] for row in sorted(listed, key=lambda row: int(row["step"]))]
     assert means[0] < -1000
     assert means[-1] > -200
 

@@ -30,9 +30,9 @@ def test_frequencies_are_the_softmax_of_the_logits() -> None:
     scores = np.random.default_rng(3).normal(scale=1.5, size=9)
     count, stream = 40_000, ActionSampler.stream(7)
     drawn = ActionSampler((9,), (5,)).choose(np.tile(scores, (count, 1)), [stream] * count)
-    wanted = np.exp(scores) / np.exp(scores).sum()
-    found = np.bincount(drawn[:, 0] - 5, minlength=9) / count
-    assert count * ((found - wanted) ** 2 / wanted).sum() < MOST_CHI_SQUARE
+    expected = np.exp(scores) / np.exp(scores).sum()
+    frequencies = np.bincount(drawn[:, 0] - 5, minlength=9) / count
+    assert count * ((frequencies - expected) ** 2 / expected).sum() < MOST_CHI_SQUARE
 
 
 def test_each_choice_of_several_has_its_own_probabilities() -> None:
@@ -41,9 +41,9 @@ def test_each_choice_of_several_has_its_own_probabilities() -> None:
         np.tile(scores, (count, 1)), [ActionSampler.stream(1)] * count
     )
     for column, part, start in zip(drawn.T, (scores[:2], scores[2:]), (0, 10), strict=True):
-        wanted = np.exp(part) / np.exp(part).sum()
-        found = np.bincount(column - start, minlength=len(part)) / count
-        np.testing.assert_allclose(found, wanted, atol=0.015)
+        expected = np.exp(part) / np.exp(part).sum()
+        frequencies = np.bincount(column - start, minlength=len(part)) / count
+        np.testing.assert_allclose(frequencies, expected, atol=0.015)
     # The two are independent.
     assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.03
 
@@ -54,8 +54,8 @@ def test_epsilon_is_the_share_of_uniform_actions(epsilon: float) -> None:
     drawn = ActionSampler((4,), (0,), epsilon).choose(
         np.tile(scores, (count, 1)), [ActionSampler.stream(1)] * count
     )
-    wanted = np.full(4, epsilon / 4) + (1 - epsilon) * np.eye(4)[1]
-    np.testing.assert_allclose(np.bincount(drawn[:, 0], minlength=4) / count, wanted, atol=0.015)
+    expected = np.full(4, epsilon / 4) + (1 - epsilon) * np.eye(4)[1]
+    np.testing.assert_allclose(np.bincount(drawn[:, 0], minlength=4) / count, expected, atol=0.015)
 
 
 def played(num_envs: int, backend: str = "numpy", engine: str = "auto", epsilon: float | None = None) -> Any:
@@ -83,7 +83,7 @@ def gaussian(scale: float = 1.0) -> Network:
     """Return a policy of Pendulum whose mean and deviation depend on the observation."""
     kernels = (np.array([[0.5], [-2.0], [-0.4]]), np.array([[0.3], [0.1], [-0.2]]))
     nodes = (
-        *(Node(Dense((scale * each).astype(np.float32)), (0,)) for each in kernels),
+        *(Node(Dense((scale * kernel).astype(np.float32)), (0,)) for kernel in kernels),
         Node(Exp(), (3,)),
         Node(Multiply(), (4, 1)),
         Node(Add(), (2, 5)),
@@ -150,8 +150,8 @@ def test_the_result_says_how_actions_were_drawn(actor: str) -> None:
         in_process(*words, "--json", *more)
         for more in ((), ("--stochastic",), ("--stochastic", "--num-envs", "2", "--backend", "torch"))
     )
-    documents = [each.json() for each in (plain, drawn, spread)]
-    protocols = [each["protocol"] for each in documents]
+    documents = [process.json() for process in (plain, drawn, spread)]
+    protocols = [document["protocol"] for document in documents]
     assert [(p["deterministic"], p["stochastic"], p["epsilon"]) for p in protocols] == [
         (True, False, None),
         (False, True, None),

@@ -55,8 +55,8 @@ def system() -> None:
 def hostile(tmp_path: Path) -> Iterator[Target]:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    with attacks.target(folder) as made:
-        yield made
+    with attacks.target(folder) as target:
+        yield target
 
 
 @pytest.fixture
@@ -194,10 +194,10 @@ def test_process_of_each_framework_refuses_all_attacks(
         (hostile.folder / "own_model.py").write_text(_FACTORY)
         monkeypatch.chdir(hostile.folder)
         like = ModelSpec("own_model:linear")
-    found = _probe(there, monkeypatch, two_models.ModelSide("A", str(path), like))
+    outcomes = _probe(there, monkeypatch, two_models.ModelSide("A", str(path), like))
     allowed = READS if kind == "factory" else set()
-    assert found.keys() == set(attacks.ATTACKS)
-    assert {name for name, outcome in found.items() if outcome == "done"} <= allowed
+    assert outcomes.keys() == set(attacks.ATTACKS)
+    assert {name for name, outcome in outcomes.items() if outcome == "done"} <= allowed
     assert hostile.untouched
 
 
@@ -232,8 +232,8 @@ def test_process_of_stable_baselines3_refuses_all_attacks(
     own = tmp_path / "own"
     own.mkdir()
     program = hostile.program()
-    start, found, _ = sb3._PROGRAM.partition("from ckpttool.formats.sb3_child")
-    assert found
+    start, separator, _ = sb3._PROGRAM.partition("from ckpttool.formats.sb3_child")
+    assert separator
     monkeypatch.setattr(sb3, "_PROGRAM", f"{start}exec({program!r})")
     with pytest.raises(WorkerError) as refused:
         sb3._run_library(str(own))
@@ -352,10 +352,10 @@ start.set()
 [each.join() for each in threads]
 print((before, found, sandbox.protections().missing))
 """
-    before, found, missing = ast.literal_eval(_python(code))
+    before, outcomes, missing = ast.literal_eval(_python(code))
     assert before is None
-    assert len(found) == 3
-    done = {name for each in found for name, outcome in each.items() if outcome == "done"}
+    assert len(outcomes) == 3
+    done = {name for row in outcomes for name, outcome in row.items() if outcome == "done"}
     assert done <= (READS if files is None else set()) or missing
     assert hostile.untouched or missing
 
@@ -397,17 +397,17 @@ def test_missing_protection_is_a_note_of_the_comparison(
     changed = "import ckpttool.core.sandbox as rules; rules._CREATE = 100_000; "
     monkeypatch.setattr(worker, "_RESTRICTED", start + changed + call + end)
     path = str(models("onnx") / "model.onnx")
-    found = verify(path, path, input_shapes=("3",))
-    assert found.models is not None
-    named = [each for each in found.models.notes if sandbox.WRITES in each]
-    assert [each[:2] for each in named] == ["A:", "B:"]
+    verification = verify(path, path, input_shapes=("3",))
+    assert verification.models is not None
+    named = [note for note in verification.models.notes if sandbox.WRITES in note]
+    assert [note[:2] for note in named] == ["A:", "B:"]
 
 
 def test_other_systems_name_all_protections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    found = sandbox.restrict(())
-    assert found.missing.keys() == {sandbox.NETWORK, sandbox.PROGRAMS, sandbox.WRITES, sandbox.READS}
-    assert found.active == ()
+    missing = sandbox.restrict(())
+    assert missing.missing.keys() == {sandbox.NETWORK, sandbox.PROGRAMS, sandbox.WRITES, sandbox.READS}
+    assert missing.active == ()
 
 
 def _run_filter(program: bytes, call: tuple[int, int, tuple[int, ...]]) -> int:
@@ -415,21 +415,21 @@ def _run_filter(program: bytes, call: tuple[int, int, tuple[int, ...]]) -> int:
     audit, number, arguments = call
     data = struct.pack("=IIQ6Q", number, audit, 0, *(*arguments, *[0] * (6 - len(arguments))))
     code = list(struct.iter_unpack("=HBBI", program))
-    place, value = 0, 0
+    position, value = 0, 0
     while True:
-        operation, yes, no, constant = code[place]
+        operation, yes, no, constant = code[position]
         if operation == sandbox._RETURN:
             return int(constant)
         if operation == sandbox._LOAD:
             (value,) = struct.unpack_from("=I", data, constant)
-            place += 1
+            position += 1
             continue
         tests = {
             sandbox._EQUAL: value == constant,
             sandbox._GREATER: value > constant,
             sandbox._ANY_BIT: bool(value & constant),
         }
-        place += 1 + (yes if tests[operation] else no)
+        position += 1 + (yes if tests[operation] else no)
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
@@ -461,8 +461,8 @@ def test_filter_judges_calls_and_arguments(machine: str) -> None:
         allowed,
     ]
     assert [judge("sched_setaffinity", 0), judge("sched_setaffinity", 1)] == [allowed, refused]
-    asked = [judge("fcntl", 3, command) for command in (1, 3, 8, 10, 15)]
-    assert asked == [allowed, allowed, refused, refused, refused]
+    verdicts = [judge("fcntl", 3, command) for command in (1, 3, 8, 10, 15)]
+    assert verdicts == [allowed, allowed, refused, refused, refused]
     read = {"x86_64": 0, "aarch64": 63}[machine]
     assert _run_filter(program, (audit, read, ())) == allowed
     assert _run_filter(program, (audit, sandbox._LAST_NUMBER + 1, ())) == absent
@@ -477,11 +477,11 @@ def test_filter_judges_calls_and_arguments(machine: str) -> None:
 def test_numbers_of_calls_are_those_of_the_kernel(column: int, header: str) -> None:
     if not Path(header).is_file():
         pytest.skip("the kernel's headers are not installed")
-    found = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)\b", Path(header).read_text())
-    numbers = {name: int(number) for name, number in found}
-    own = {name: each[column] for name, each in {**sandbox.REFUSED, **sandbox.CONDITIONAL}.items()}
-    assert {name: each for name, each in own.items() if name in numbers} == {
-        name: each for name, each in numbers.items() if name in own
+    definitions = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)\b", Path(header).read_text())
+    numbers = {name: int(number) for name, number in definitions}
+    own = {name: row[column] for name, row in {**sandbox.REFUSED, **sandbox.CONDITIONAL}.items()}
+    assert {name: number for name, number in own.items() if name in numbers} == {
+        name: number for name, number in numbers.items() if name in own
     }
     assert len(numbers.keys() & own.keys()) > 90
 
@@ -500,11 +500,11 @@ def test_frameworks_open_files_in_their_processes_alone() -> None:
         for file in Path(sandbox.__file__).parent.parent.rglob("*.py")
         if re.search(r"\.load\(|load_model|load_weights|InferenceSession|load_file", text := file.read_text())
     }
-    found = {
+    names = {
         name
         for name, text in sources.items()
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call)
         and _OPENING.fullmatch(ast.unparse(node.func).replace("self._", "").replace("tensorflow.", ""))
     }
-    assert found == _OPENS
+    assert names == _OPENS

@@ -35,9 +35,9 @@ def commands() -> set[str]:
     from ckpttool.cli.parameters import AsJson
 
     # `browse` has the option, to refuse it.
-    said = get_args(AsJson)[1].help
-    options = {each.name: each.load().__annotations__.get("as_json") for each in COMMANDS}
-    return {name for name, option in options.items() if option and get_args(option)[1].help == said}
+    help_text = get_args(AsJson)[1].help
+    options = {command.name: command.load().__annotations__.get("as_json") for command in COMMANDS}
+    return {name for name, option in options.items() if option and get_args(option)[1].help == help_text}
 
 
 def test_every_document_has_a_schema_and_every_schema_a_document() -> None:
@@ -85,8 +85,8 @@ JUNK = (GONE, GONE, None, True, -1, 1.0, 0.5, "", "NaN", "float32", [], ["x"], {
 
 @pytest.fixture(scope="module")
 def real() -> dict[str, Any]:
-    found = {name: in_process(*words, "--json").json() for name, words in COMMANDS.items()}
-    return {**found, "sidecar": json.loads(SIDECAR.read_text())}
+    documents = {name: in_process(*words, "--json").json() for name, words in COMMANDS.items()}
+    return {**documents, "sidecar": json.loads(SIDECAR.read_text())}
 
 
 @pytest.fixture(scope="module")
@@ -193,8 +193,8 @@ def described(schema: Any) -> Iterator[str]:
     """Go through the keys that a schema describes, at any depth."""
     if isinstance(schema, dict):
         yield from schema.get("properties", ())
-    for each in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        yield from described(each)
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from described(part)
 
 
 def sections(page: str) -> dict[str, str]:
@@ -210,16 +210,16 @@ def in_tables(text: str) -> set[str]:
 
 @pytest.mark.parametrize("name", sorted(set(schema_names()) - {"error", "result", "sidecar"}))
 def test_the_documentation_names_the_same_keys(name: str) -> None:
-    found = sections("json.md")
-    (section,) = (text for title, text in found.items() if name in re.split(r", | and ", title))
+    described_sections = sections("json.md")
+    (section,) = (text for title, text in described_sections.items() if name in re.split(r", | and ", title))
     common = set(described(stored("common")))
     # A list of a command's name holds what the section's title says.
     own = set(described(stored(name))) - {name, "schema", "tool"}
-    assert not {key for key in own - common if f"`{key}`" not in "".join(found.values())}
+    assert not {key for key in own - common if f"`{key}`" not in "".join(described_sections.values())}
     assert not in_tables(section) - own - common
-    variants = [stored(name)["$defs"][each] for each in ("evaluation", "several")] if name == "eval" else ()
-    for each in variants or [stored(name)]:
-        top = set(each["properties"]) & own
+    variants = [stored(name)["$defs"][name_] for name_ in ("evaluation", "several")] if name == "eval" else ()
+    for variant in variants or [stored(name)]:
+        top = set(variant["properties"]) & own
         assert not {key for key in top if f"`{key}`" not in section}
 
 

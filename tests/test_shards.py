@@ -91,18 +91,18 @@ def sha256(path: Path) -> str:
 @pytest.mark.parametrize("size", [500, 1200, 2000, 100_000])
 def test_shards_are_split_and_named_as_by_huggingface_hub(tmp_path: Path, size: int) -> None:
     torch.save(weights(), tmp_path / "source.pt")
-    made = folder(tmp_path / "made")
-    assert convert(str(tmp_path / "source.pt"), str(made / NAME), shard_size=str(size)).written
+    target = folder(tmp_path / "made")
+    assert convert(str(tmp_path / "source.pt"), str(target / NAME), shard_size=str(size)).written
     split = huggingface_hub.split_torch_state_dict_into_shards(weights(), max_shard_size=size)
-    index = json.loads((made / INDEX).read_text())
+    index = json.loads((target / INDEX).read_text())
     assert index["metadata"] == split.metadata
     if split.is_sharded:
         assert index["weight_map"] == split.tensor_to_filename
     for name in {*index["weight_map"].values()}:
-        loaded = referee.load_file(made / name)
+        loaded = referee.load_file(target / name)
         assert loaded.keys() == {key for key, file in index["weight_map"].items() if file == name}
         assert all(torch.equal(value, weights()[key]) for key, value in loaded.items())
-    assert contents(made).keys() == {INDEX, *index["weight_map"].values()}
+    assert contents(target).keys() == {INDEX, *index["weight_map"].values()}
 
 
 def test_transformers_loads_shards(tmp_path: Path) -> None:
@@ -112,10 +112,10 @@ def test_transformers_loads_shards(tmp_path: Path) -> None:
     )
     model = transformers.BertModel(config)
     torch.save(model.state_dict(), tmp_path / "source.pt")
-    made = folder(tmp_path / "made")
-    config.save_pretrained(made)
-    assert convert(str(tmp_path / "source.pt"), str(made / NAME), shard_size="20KB", layout="none").written
-    loaded, lists = transformers.BertModel.from_pretrained(made, output_loading_info=True)
+    target = folder(tmp_path / "made")
+    config.save_pretrained(target)
+    assert convert(str(tmp_path / "source.pt"), str(target / NAME), shard_size="20KB", layout="none").written
+    loaded, lists = transformers.BertModel.from_pretrained(target, output_loading_info=True)
     assert not lists["missing_keys"]
     assert not lists["unexpected_keys"]
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
@@ -124,56 +124,56 @@ def test_transformers_loads_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize("jobs", [None, 1, 3])
 def test_an_agent_in_shards_is_the_agent_in_one_file(tmp_path: Path, jobs: int | None) -> None:
     convert(str(TORCH_SAMPLE), str(tmp_path / "whole.safetensors"))
-    here, made = folder(tmp_path / "here"), folder(tmp_path / "made")
+    here, target = folder(tmp_path / "here"), folder(tmp_path / "made")
     convert(str(TORCH_SAMPLE), str(here / NAME), shard_size="40KB")
-    done = convert(str(TORCH_SAMPLE), str(made / NAME), shard_size="40KB", jobs=jobs)
-    assert contents(made) == contents(here)
+    done = convert(str(TORCH_SAMPLE), str(target / NAME), shard_size="40KB", jobs=jobs)
+    assert contents(target) == contents(here)
     assert done.parity
     assert done.within
-    for path in (made, made / INDEX):
+    for path in (target, target / INDEX):
         assert sha256(path) == sha256(tmp_path / "whole.safetensors") == done.digest
         assert in_process("verify", TORCH_SAMPLE, path, "--all").status == 0
-    receipt = json.loads((made / f"{INDEX}.ckpttool.json").read_text())
+    receipt = json.loads((target / f"{INDEX}.ckpttool.json").read_text())
     whole = json.loads((tmp_path / "whole.safetensors.ckpttool.json").read_text())
     assert receipt == whole
 
 
 def test_tied_weights_are_stored_once(tmp_path: Path, source: Path) -> None:
-    made = folder(tmp_path / "made")
-    convert(str(source), str(made / NAME), shard_size="1KB")
-    found = open_checkpoint(str(made))
-    assert sum(map(len, found.tree.aliases.values())) == 1
-    assert sha256(made) == sha256(source)
+    target = folder(tmp_path / "made")
+    convert(str(source), str(target / NAME), shard_size="1KB")
+    checkpoint = open_checkpoint(str(target))
+    assert sum(map(len, checkpoint.tree.aliases.values())) == 1
+    assert sha256(target) == sha256(source)
 
 
 def test_names_and_values_are_in_the_index(tmp_path: Path) -> None:
     # An embedded tree that does not fit the tensors is not used.
-    made = folder(tmp_path / "made")
-    convert(str(TORCH_SAMPLE), str(made / NAME), shard_size="40KB")
-    index = json.loads((made / INDEX).read_text())
+    target = folder(tmp_path / "made")
+    convert(str(TORCH_SAMPLE), str(target / NAME), shard_size="40KB")
+    index = json.loads((target / INDEX).read_text())
     del index["weight_map"]["critic.q1.l1.bias"]
-    (made / INDEX).write_text(json.dumps(index))
-    assert "total_it" in open_checkpoint(str(made)).tree.names.values()
+    (target / INDEX).write_text(json.dumps(index))
+    assert "total_it" in open_checkpoint(str(target)).tree.names.values()
     index["metadata"]["ckpttool.tree"] = index["metadata"]["ckpttool.tree"].replace("float32", "float64")
-    (made / INDEX).write_text(json.dumps(index))
-    found = open_checkpoint(str(made))
-    assert any("ignoring the tree" in note for note in found.notes)
-    assert "total_it" not in found.tree.names.values()
+    (target / INDEX).write_text(json.dumps(index))
+    checkpoint = open_checkpoint(str(target))
+    assert any("ignoring the tree" in note for note in checkpoint.notes)
+    assert "total_it" not in checkpoint.tree.names.values()
 
 
 # Shards of TensorFlow.
 
 
-def read_bundles(place: Path) -> dict[str, dict[str, str]]:
+def read_bundles(folder: Path) -> dict[str, dict[str, str]]:
     """Return the bytes of every variable of both bundles (runs in a child process)."""
     import tensorflow as tf
 
-    found = {}
+    bundles = {}
     for name in ("parts-1", "whole-1"):
-        reader = tf.train.load_checkpoint(str(place / name))
+        reader = tf.train.load_checkpoint(str(folder / name))
         keys = [key for key in reader.get_variable_to_shape_map() if key != "_CHECKPOINTABLE_OBJECT_GRAPH"]
-        found[name] = {key: np.asarray(reader.get_tensor(key)).tobytes().hex() for key in keys}
-    return found
+        bundles[name] = {key: np.asarray(reader.get_tensor(key)).tobytes().hex() for key in keys}
+    return bundles
 
 
 @pytest.mark.tensorflow
@@ -237,18 +237,18 @@ def nested_state() -> dict[str, Any]:
 @pytest.mark.parametrize("jobs", [None, 2])
 def test_torch_loads_a_distributed_checkpoint(tmp_path: Path, jobs: int | None) -> None:
     torch.save(nested_state(), tmp_path / "source.pt")
-    made = tmp_path / "made"
+    target = tmp_path / "made"
     done = convert(
-        str(tmp_path / "source.pt"), str(made), to="dcp", shard_size="300", jobs=jobs, layout="none"
+        str(tmp_path / "source.pt"), str(target), to="dcp", shard_size="300", jobs=jobs, layout="none"
     )
-    assert done.digest == sha256(made)
-    assert len(list(made.glob("*.distcp"))) > 3
+    assert done.digest == sha256(target)
+    assert len(list(target.glob("*.distcp"))) > 3
     assert {file.name for file in tmp_path.iterdir()} == {"source.pt", "made", "made.ckpttool.json"}
-    program = [sys.executable, "-c", LOAD, tmp_path / "source.pt", made]
+    program = [sys.executable, "-c", LOAD, tmp_path / "source.pt", target]
     ran = subprocess.run([*map(str, program)], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     again = tmp_path / "again.pt"
-    assert convert(str(made), str(again), layout="none").written
+    assert convert(str(target), str(again), layout="none").written
     assert {name: value.dtype for name, value in torch.load(again)["model"].items()} == {
         name: value.dtype for name, value in nested_state()["model"].items()
     }
@@ -333,11 +333,11 @@ SMALL = targets.TARGETS["dcp"]._replace(sharded={"shard_bytes": 8000})
     ],
 )
 def test_shards_are_sources(tmp_path: Path, between: str, options: dict[str, Any]) -> None:
-    here, made = folder(tmp_path / "between"), folder(tmp_path / "made")
+    here, target = folder(tmp_path / "between"), folder(tmp_path / "made")
     convert(str(TORCH_SAMPLE), str(tmp_path / between), **options)
     source = here / "dcp" if "to" in options else here
-    done = convert(str(source), str(made / NAME), shard_size="30KB", jobs=2)
-    assert done.digest == sha256(made) == sha256(TORCH_SAMPLE)
+    done = convert(str(source), str(target / NAME), shard_size="30KB", jobs=2)
+    assert done.digest == sha256(target) == sha256(TORCH_SAMPLE)
 
 
 def test_shards_of_tensorflow_are_sources(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_cluster_does_what_one_process_does(cluster: None, tmp_path: Path, source: Path) -> None:
-    here, made, run = (folder(tmp_path / name) for name in ("here", "made", "run"))
+    here, target, run = (folder(tmp_path / name) for name in ("here", "made", "run"))
     convert(str(source), str(here / NAME), shard_size="1KB")
     for step in (1, 2):
         np.savez(run / f"ckpt-{step}.npz", w=np.full(9, float(step)), step=np.int64(step))
@@ -381,17 +381,17 @@ def test_a_cluster_does_what_one_process_does(cluster: None, tmp_path: Path, sou
     options = ("--shard-size", "1KB", "--quiet")
     ran = in_process("convert", "source.pt", f"made/{NAME}", *options, "--ray", "local", cwd=tmp_path)
     assert ran.status == 0, ran.err
-    assert contents(made) == contents(here)
+    assert contents(target) == contents(here)
 
 
 @pytest.mark.parametrize("command", ["convert", "digest"])
 def test_a_cluster_that_does_not_answer_is_an_error(tmp_path: Path, source: Path, command: str) -> None:
     pytest.importorskip("ray", reason="ray is not installed")
-    made = folder(tmp_path / "made")
-    target = (made / NAME, "--shard-size", "1KB") if command == "convert" else ()
+    built = folder(tmp_path / "made")
+    target = (built / NAME, "--shard-size", "1KB") if command == "convert" else ()
     ran = in_process(command, source, *target, "--ray", "nowhere")
     assert ran.status == 2
-    assert contents(made) == {}
+    assert contents(built) == {}
 
 
 @pytest.mark.parametrize("difference", ["version", "no folder", "another folder"])
@@ -415,9 +415,9 @@ def test_a_machine_that_sees_other_files_is_refused(tmp_path: Path, source: Path
 @pytest.fixture
 def interrupted(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a conversion that ended within the third of its shards."""
-    made = folder(tmp_path / "made")
-    interrupt(source, made, monkeypatch, shard_size="1KB")
-    return made
+    target = folder(tmp_path / "made")
+    interrupt(source, target, monkeypatch, shard_size="1KB")
+    return target
 
 
 def interrupt(source: Path, made: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
@@ -514,14 +514,14 @@ def test_another_conversion_is_not_continued(
 
 
 def test_nothing_is_left_of_a_conversion_without_a_complete_shard(tmp_path: Path, source: Path) -> None:
-    made = folder(tmp_path / "made")
+    target = folder(tmp_path / "made")
     data = bytearray(source.read_bytes())
     at = data.index(weights()["layers.0.weight"].numpy().tobytes()[:64])
     data[at] ^= 1
     source.write_bytes(data)
     with pytest.raises(CkpttoolError):
-        convert(str(source), str(made / NAME), shard_size="1KB")
-    assert not any(made.iterdir())
+        convert(str(source), str(target / NAME), shard_size="1KB")
+    assert not any(target.iterdir())
 
 
 @pytest.mark.parametrize("name", ["rename", "makedirs"])
@@ -531,12 +531,12 @@ def test_errors_of_the_system_are_explained(
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(errno.EDQUOT, "quota")
 
-    made = folder(tmp_path / "made")
+    target = folder(tmp_path / "made")
     monkeypatch.setattr(*((os, name) if name == "makedirs" else (filesystem, name)), fail)
     with pytest.raises(UsageError) as error:
-        convert(str(source), str(made / NAME), shard_size="1KB")
+        convert(str(source), str(target / NAME), shard_size="1KB")
     assert error.value.hint
-    assert not any(made.iterdir())
+    assert not any(target.iterdir())
 
 
 def test_a_link_is_not_a_folder_of_a_conversion(tmp_path: Path, source: Path, interrupted: Path) -> None:
@@ -550,11 +550,11 @@ def test_a_link_is_not_a_folder_of_a_conversion(tmp_path: Path, source: Path, in
 
 
 def test_existing_files_are_not_replaced(tmp_path: Path, source: Path) -> None:
-    made = folder(tmp_path / "made")
-    (made / "model-00002-of-00005.safetensors").write_bytes(b"mine")
+    target = folder(tmp_path / "made")
+    (target / "model-00002-of-00005.safetensors").write_bytes(b"mine")
     with pytest.raises(TargetExistsError):
-        convert(str(source), str(made / NAME), shard_size="1500")
-    assert [file.name for file in made.iterdir()] == ["model-00002-of-00005.safetensors"]
+        convert(str(source), str(target / NAME), shard_size="1500")
+    assert [file.name for file in target.iterdir()] == ["model-00002-of-00005.safetensors"]
 
 
 @pytest.mark.parametrize("target", ["hf", "tf"])
@@ -569,18 +569,18 @@ def test_a_replaced_target_is_the_old_or_the_new_one(
         convert(f"{TF_SAMPLE.with_name('ckpt')}-{which}", str(folder(tmp_path / which) / name), **options)
         sums.append(sha256(tmp_path / which))
     assert sums[0] != sums[1]
-    made = tmp_path / "12500"
+    built = tmp_path / "12500"
     for number in range(1, 200):
         steps = Stopper(number)
         with monkeypatch.context() as patched, contextlib.suppress(Stopper.Stopped):
             patched.setattr(filesystem, "rename", steps.before(filesystem.rename))
             patched.setattr(os, "link", steps.before(os.link))
-            convert(str(TF_SAMPLE), str(made / name), force=True, **options)
+            convert(str(TF_SAMPLE), str(built / name), force=True, **options)
             break
-        assert sha256(made) in sums
+        assert sha256(built) in sums
     assert number > 8
     # Besides them, receipts of interrupted conversions wait under temporary names.
-    assert contents(tmp_path / "15000").items() <= contents(made).items()
+    assert contents(tmp_path / "15000").items() <= contents(built).items()
 
 
 class Stopper:
@@ -623,10 +623,10 @@ def disturb(tmp_path: Path, kills: int) -> None:
     generator = torch.Generator().manual_seed(0)
     state = {f"w{n}": torch.randn(500_000, generator=generator) for n in range(12 * kills)}
     torch.save(state, tmp_path / "source.pt")
-    undisturbed, made = folder(tmp_path / "undisturbed"), folder(tmp_path / "made")
+    undisturbed, target = folder(tmp_path / "undisturbed"), folder(tmp_path / "made")
     options = ("--shard-size", "2MB", "--no-sync", "--quiet")
     assert in_process("convert", tmp_path / "source.pt", undisturbed / NAME, *options).status == 0
-    command = [sys.executable, "-m", "ckpttool", "convert", tmp_path / "source.pt", made / NAME, *options]
+    command = [sys.executable, "-m", "ckpttool", "convert", tmp_path / "source.pt", target / NAME, *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = complete = 0
     status = -signal.SIGKILL
@@ -639,27 +639,27 @@ def disturb(tmp_path: Path, kills: int) -> None:
         ) as driver:
             victims = draw.choice([(driver.pid,), (0, driver.pid)])
             for victim in victims[: kills - done]:
-                while driver.poll() is None and len(list(made.glob(".*/*.record"))) <= complete:
+                while driver.poll() is None and len(list(target.glob(".*/*.record"))) <= complete:
                     time.sleep(0.002)
                 time.sleep(draw.random() * 0.01)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(victim or draw.choice([driver.pid, *children(driver.pid)]), signal.SIGKILL)
                     done += 1
-                complete = len(list(made.glob(".*/*.record")))
+                complete = len(list(target.glob(".*/*.record")))
             _, errors = driver.communicate(timeout=120)
             status = driver.returncode
     assert status == 0, errors
     assert done == kills
-    assert contents(made) == contents(undisturbed)
+    assert contents(target) == contents(undisturbed)
 
 
 def children(pid: int) -> list[int]:
     """Return the processes that any thread of a process started."""
-    found: list[int] = []
+    children: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found += map(int, file.read_text().split())
-    return found
+            children += map(int, file.read_text().split())
+    return children
 
 
 # Options.

@@ -101,7 +101,7 @@ def test_what_is_no_network_is_named(folder: Path, name: str, value: Any, to: st
     assert error.file == name
     assert followed(error, folder).status == 0
     # Arrays and values are kept as they are where that is what was asked for.
-    if any(isinstance(each, torch.Tensor) for each in value.values()):
+    if any(isinstance(tensor, torch.Tensor) for tensor in value.values()):
         assert convert(name, "kept.npz").written
 
 

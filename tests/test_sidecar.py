@@ -40,14 +40,14 @@ def write(folder: Path, content: object) -> str:
 
 
 def test_a_sidecar_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    found = sidecar.load_sidecar(write(tmp_path, WHOLE))
-    assert found is not None
-    assert found.env == {"id": "Pendulum-v1", "gymnasium": None}
-    Path(sidecar.sidecar_path(str(tmp_path / "y.pt"))).write_bytes(found.encode())
+    read_back = sidecar.load_sidecar(write(tmp_path, WHOLE))
+    assert read_back is not None
+    assert read_back.env == {"id": "Pendulum-v1", "gymnasium": None}
+    Path(sidecar.sidecar_path(str(tmp_path / "y.pt"))).write_bytes(read_back.encode())
     again = sidecar.load_sidecar(str(tmp_path / "y.pt"))
     assert again is not None
-    assert again.document() == found.document()
-    assert again.encode() == found.encode()
+    assert again.document() == read_back.document()
+    assert again.encode() == read_back.encode()
 
 
 def test_no_sidecar_is_no_error(tmp_path: Path) -> None:
@@ -113,6 +113,6 @@ def test_any_json_is_a_sidecar_or_a_format_error(
     tmp_path_factory: pytest.TempPathFactory, content: object
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
-    for each in (content, {**WHOLE, "env": content}, {**WHOLE, "obs_norm": content}):
+    for document in (content, {**WHOLE, "env": content}, {**WHOLE, "obs_norm": content}):
         with contextlib.suppress(FormatError):
-            sidecar.load_sidecar(write(folder, each))
+            sidecar.load_sidecar(write(folder, document))

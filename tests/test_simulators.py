@@ -172,10 +172,10 @@ def lengths(row: int) -> Iterator[int]:
 @pytest.mark.parametrize("members", [1, 2])
 def test_every_row_plays_its_share_of_episodes(module: Path, episodes: int, rows: int, members: int) -> None:
     """Short episodes of one row do not take the place of another row's long ones."""
-    found = play(
+    played = play(
         "Simulator", rows * members, RolloutSpec(episodes, 3), stack_networks([STILL] * members), members
     )
-    for member, one in enumerate(found):
+    for member, one in enumerate(played):
         expected = []
         for row in range(rows):
             several = lengths(member * rows + row)
@@ -191,12 +191,12 @@ def test_every_row_plays_its_share_of_episodes(module: Path, episodes: int, rows
 
 
 def test_a_program_of_ones_own_starts_from_seeds(module: Path) -> None:
-    (found,) = play("program", 3, RolloutSpec(7, 1))
-    assert found.seeds.tolist() == [1, 2, 3, 4, 5, 6, 7]
-    assert found.lengths.tolist() == [1, 2, 3, 4, 4, 4, 4]
-    assert found.returns.tolist() == [1, 3, 6, 10, 14, 18, 22]
-    assert found.terminated.tolist() == [True, True, True, True, False, False, False]
-    assert found.truncated.tolist() == [False, False, False, True, True, True, True]
+    (rollout,) = play("program", 3, RolloutSpec(7, 1))
+    assert rollout.seeds.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert rollout.lengths.tolist() == [1, 2, 3, 4, 4, 4, 4]
+    assert rollout.returns.tolist() == [1, 3, 6, 10, 14, 18, 22]
+    assert rollout.terminated.tolist() == [True, True, True, True, False, False, False]
+    assert rollout.truncated.tolist() == [False, False, False, True, True, True, True]
 
 
 def test_the_result_names_no_seeds_and_the_code_that_played(module: Path, golden: Golden) -> None:
@@ -244,16 +244,16 @@ def test_several_checkpoints_play_in_it(module: Path, more: tuple[str, ...]) -> 
     )  # fmt: skip
     assert ran.status == 0, ran.err
     document = ran.json()
-    assert [each["lengths"] for each in document["evaluations"]]
-    assert [each["protocol"]["seeds"] for each in document["evaluations"]] == [[], []]
+    assert [evaluation["lengths"] for evaluation in document["evaluations"]]
+    assert [evaluation["protocol"]["seeds"] for evaluation in document["evaluations"]] == [[], []]
     # Two samples of independent episodes, too few to tell the checkpoints apart.
-    means = [each["mean"] for each in document["evaluations"]]
+    means = [evaluation["mean"] for evaluation in document["evaluations"]]
     (_, second) = document["ranking"]
     assert second["behind"]["value"] == min(means) - max(means)
     assert second["behind"]["ci95"][0] < second["behind"]["value"] < second["behind"]["ci95"][1]
     assert not document["best"]["certain"]
     if "--runs" in more:
-        assert [each["mean"] for each in document["runs"]["runs"]] == means
+        assert [run["mean"] for run in document["runs"]["runs"]] == means
 
 
 @pytest.mark.parametrize(
@@ -304,8 +304,8 @@ def test_a_simulator_that_does_not_fit_is_one_sentence(
         "--engine", "device", "--backend", "torch", "--env", f"own_simulator:{name}",
     )  # fmt: skip
     sentence = refused(ran)
-    for each in (name if name not in ("Simulatr",) else "", *attributes):
-        assert each in ran.err.replace("\n", " "), ran.err
+    for attribute in (name if name not in ("Simulatr",) else "", *attributes):
+        assert attribute in ran.err.replace("\n", " "), ran.err
     assert "\x1b" not in ran.err
     assert "Traceback" not in sentence
 
@@ -450,11 +450,11 @@ def test_a_simulator_that_writes_its_tensors_in_place_is_played(module: Path) ->
     own_simulator.Simulator = InPlace
     with environments.make_vector_env("own_simulator:Simulator", 3, engine="device", trusted=True) as vector:
         for _ in range(2):
-            (found,) = rollouts(torch_policy(chain(3, dense(3, 1))), vector, RolloutSpec(9))
-            np.testing.assert_array_equal(found.returns, expected.returns)
-        made: Any = vector.task._made  # type: ignore[attr-defined]
-        made.held.zero_()  # outside of the rollout too
-        assert made.seeds
+            (rollout,) = rollouts(torch_policy(chain(3, dense(3, 1))), vector, RolloutSpec(9))
+            np.testing.assert_array_equal(rollout.returns, expected.returns)
+        simulator: Any = vector.task._made  # type: ignore[attr-defined]
+        simulator.held.zero_()  # outside of the rollout too
+        assert simulator.seeds
 
 
 @pytest.mark.parametrize(("name", "seeds"), [("heavy_pendulum", 0), ("learned_pendulum", 8)])
@@ -484,8 +484,8 @@ def test_the_examples_stay_on_the_device(name: str, monkeypatch: pytest.MonkeyPa
         policy.threads(1),
         environments.make_vector_env(f"device_tasks:{name}", 4, engine="device", trusted=True) as vector,
     ):
-        found = count_transfers(policy.act, torch.device("cpu"), vector, RolloutSpec(99), looks=2)  # type: ignore[arg-type]  # a DeviceVector
-    assert (found.host_reads, found.uploads) == (2, 0)
+        transfers = count_transfers(policy.act, torch.device("cpu"), vector, RolloutSpec(99), looks=2)  # type: ignore[arg-type]  # a DeviceVector
+    assert (transfers.host_reads, transfers.uploads) == (2, 0)
 
 
 class Replay:
@@ -536,7 +536,7 @@ def test_a_graph_of_several_steps_plays_the_same(
             replay()
         game.steps = 100
         assert game.look().finished == 20
-        found = game.result(0, 1.0, interrupted=False)
-    np.testing.assert_array_equal(found.returns, expected.returns)
-    np.testing.assert_array_equal(found.lengths, expected.lengths)
-    np.testing.assert_array_equal(found.terminated, expected.terminated)
+        result = game.result(0, 1.0, interrupted=False)
+    np.testing.assert_array_equal(result.returns, expected.returns)
+    np.testing.assert_array_equal(result.lengths, expected.lengths)
+    np.testing.assert_array_equal(result.terminated, expected.terminated)

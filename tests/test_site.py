@@ -61,7 +61,7 @@ def test_the_site_is_built_and_fetches_nothing(site: Path) -> None:
     for page in DOCS.rglob("*.md"):
         assert (site / page.relative_to(DOCS).with_suffix(".html")).is_file()
     built = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
-    assert not {page.name: found for page, text in built.items() if (found := FETCHED.findall(text))}
+    assert not {page.name: addresses for page, text in built.items() if (addresses := FETCHED.findall(text))}
     styles = "".join(style.read_text(encoding="utf-8") for style in site.rglob("*.css"))
     assert styles
     assert not re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", styles)
@@ -120,7 +120,7 @@ def overflowing(browser: Browser, pages: Iterable[Path]) -> dict[str, list[objec
     for page in pages:
         browser.open(page, 390, 844)
         overflows[page.name] = browser.run(OVERFLOW)
-    return {name: found for name, found in overflows.items() if found != [False]}
+    return {name: overflow for name, overflow in overflows.items() if overflow != [False]}
 
 
 def test_wide_pages_fit_a_phone(browser: Browser, site: Path) -> None:

@@ -13,14 +13,14 @@ from ckpttool.core.activations import CallPlace
 from ckpttool.mapping import LayerCandidate, Solution, parse_name_step, solve
 
 
-def layers(*said: str) -> list[LayerCandidate]:
+def layers(*texts: str) -> list[LayerCandidate]:
     """Return candidates from `name:signature`; several signatures are divided by |."""
-    found = []
-    for one in said:
+    layers = []
+    for one in texts:
         name, _, signatures = one.partition(":")
         steps = tuple(name.split("/")) if name else ()
-        found.append(LayerCandidate(steps, frozenset((s,) for s in (signatures or "square").split("|"))))
-    return found
+        layers.append(LayerCandidate(steps, frozenset((s,) for s in (signatures or "square").split("|"))))
+    return layers
 
 
 def pairs(
@@ -36,22 +36,22 @@ def solved(
 
 
 def test_names_decide_where_order_would_mislead() -> None:
-    found = solved(layers("b", "a", "c"), layers("a", "b", "c"))
-    assert found == {"a": ("a", "name"), "b": ("b", "name"), "c": ("c", "name")}
+    pairs = solved(layers("b", "a", "c"), layers("a", "b", "c"))
+    assert pairs == {"a": ("a", "name"), "b": ("b", "name"), "c": ("c", "name")}
 
 
 def test_twin_critics_keep_to_their_names() -> None:
-    found = solved(layers("q2/l1", "q2/l2", "q1/l1", "q1/l2"), layers("q1/0", "q1/2", "q2/0", "q2/2"))
-    assert found["q1/0"] == ("q1/l1", "numbers")
-    assert found["q2/2"] == ("q2/l2", "numbers")
+    pairs = solved(layers("q2/l1", "q2/l2", "q1/l1", "q1/l2"), layers("q1/0", "q1/2", "q2/0", "q2/2"))
+    assert pairs["q1/0"] == ("q1/l1", "numbers")
+    assert pairs["q2/2"] == ("q2/l2", "numbers")
 
 
 def test_flat_layers_are_no_twins_unless_the_order_is_accepted() -> None:
     sources, targets = layers("l1", "l2", "l3", "l4"), layers("q1/0", "q1/2", "q2/0", "q2/2")
     (group,) = solve(sources, targets).ambiguous
     assert group.ordered is None
-    found = solved(sources, targets, accept_order=True)
-    assert list(found.values()) == [(f"l{n}", "order") for n in (1, 2, 3, 4)]
+    pairs = solved(sources, targets, accept_order=True)
+    assert list(pairs.values()) == [(f"l{n}", "order") for n in (1, 2, 3, 4)]
 
 
 def test_an_online_and_a_target_network_are_not_chosen_between() -> None:
@@ -61,8 +61,8 @@ def test_an_online_and_a_target_network_are_not_chosen_between() -> None:
     assert solution.pairs == ()
     (group,) = solution.ambiguous
     assert [sources[n].title for n in group.sources] == [s.title for s in sources]
-    said = solved(sources, targets, given=[("actor", "policy")])
-    assert said == {"policy/0": ("actor/l1", "given"), "policy/2": ("actor/l2", "given")}
+    pairs = solved(sources, targets, given=[("actor", "policy")])
+    assert pairs == {"policy/0": ("actor/l1", "given"), "policy/2": ("actor/l2", "given")}
 
 
 def test_one_square_layer_too_many_is_ambiguous() -> None:
@@ -72,13 +72,13 @@ def test_one_square_layer_too_many_is_ambiguous() -> None:
 
 
 def test_numbers_that_keras_counts_by_say_an_order_only() -> None:
-    found = solved(layers("dense_7", "dense_8"), layers("dense_8", "dense_9"))
-    assert found == {"dense_8": ("dense_7", "numbers"), "dense_9": ("dense_8", "numbers")}
+    pairs = solved(layers("dense_7", "dense_8"), layers("dense_8", "dense_9"))
+    assert pairs == {"dense_8": ("dense_7", "numbers"), "dense_9": ("dense_8", "numbers")}
 
 
 def test_items_of_lists_are_counted_not_compared() -> None:
-    found = solved(layers("net/0", "net/2", "net/10"), layers("net/2", "net/4", "net/6"))
-    assert list(found.values()) == [("net/0", "numbers"), ("net/2", "numbers"), ("net/10", "numbers")]
+    pairs = solved(layers("net/0", "net/2", "net/10"), layers("net/2", "net/4", "net/6"))
+    assert list(pairs.values()) == [("net/0", "numbers"), ("net/2", "numbers"), ("net/10", "numbers")]
 
 
 def test_names_in_alphabetical_order_say_no_order() -> None:
@@ -89,8 +89,8 @@ def test_names_in_alphabetical_order_say_no_order() -> None:
 
 def test_numbers_order_what_a_file_sorted() -> None:
     sources = layers("fc1", "fc10", "fc2", "out:last")
-    found = solved(sources, layers("0", "2", "4", "6:last"), in_order=False)
-    assert list(found.values()) == [
+    pairs = solved(sources, layers("0", "2", "4", "6:last"), in_order=False)
+    assert list(pairs.values()) == [
         ("fc1", "numbers"),
         ("fc2", "numbers"),
         ("fc10", "numbers"),
@@ -99,8 +99,8 @@ def test_numbers_order_what_a_file_sorted() -> None:
 
 
 def test_what_fits_once_is_matched_last() -> None:
-    found = solved(layers("a:wide", "b:square", "extra:other"), layers("x:square", "y:wide"))
-    assert found == {"x": ("b", "only fit"), "y": ("a", "only fit")}
+    pairs = solved(layers("a:wide", "b:square", "extra:other"), layers("x:square", "y:wide"))
+    assert pairs == {"x": ("b", "only fit"), "y": ("a", "only fit")}
 
 
 def test_a_matrix_of_two_kinds_goes_where_nothing_else_fits() -> None:
@@ -118,8 +118,8 @@ def test_a_name_that_does_not_fit_is_told() -> None:
 
 
 def test_wrappers_around_everything_do_not_count() -> None:
-    found = solved(layers("model/_functional/a", "model/_functional/b"), layers("net/core/a", "net/core/b"))
-    assert found == {
+    pairs = solved(layers("model/_functional/a", "model/_functional/b"), layers("net/core/a", "net/core/b"))
+    assert pairs == {
         "net/core/a": ("model/_functional/a", "name"),
         "net/core/b": ("model/_functional/b", "name"),
     }
@@ -165,8 +165,8 @@ def test_ten_thousand_layers_take_no_square_of_that(named: bool) -> None:
     step = "block" if named else "part"
     targets = layers(*(f"{step}{n // 10}/{'l' if named else 'k'}{n % 10}:{n % 7}" for n in range(10_000)))
     start = time.process_time()
-    found = solved(sources, targets)
-    assert len(found) == 10_000
+    pairs = solved(sources, targets)
+    assert len(pairs) == 10_000
     assert time.process_time() - start < 5
 
 
@@ -202,16 +202,16 @@ def test_whole_networks_that_words_of_one_side_tell_apart_are_ambiguous() -> Non
     solution = solve(sources, targets)
     assert not solution.pairs
     assert len(solution.ambiguous) == 1
-    found = solved(sources, targets, given=[("sequential", "critic")])
-    assert found["critic/2"] == ("sequential/dense_1", "given")
-    assert found["actor/0"] == ("sequential_1/dense_2", "numbers")
+    pairs = solved(sources, targets, given=[("sequential", "critic")])
+    assert pairs["critic/2"] == ("sequential/dense_1", "given")
+    assert pairs["actor/0"] == ("sequential_1/dense_2", "numbers")
 
 
 def test_networks_that_the_framework_counts_have_no_numbers_of_the_program() -> None:
     sources, targets = layers("sequential/dense", "sequential_1/dense_1"), layers("q1/0", "q2/0")
     assert solve(sources, targets).pairs == ()
-    found = solved(sources, targets, accept_order=True)
-    assert found == {"q1/0": ("sequential/dense", "order"), "q2/0": ("sequential_1/dense_1", "order")}
+    pairs = solved(sources, targets, accept_order=True)
+    assert pairs == {"q1/0": ("sequential/dense", "order"), "q2/0": ("sequential_1/dense_1", "order")}
 
 
 def test_words_of_both_sides_do_not_stop_the_order() -> None:
@@ -241,8 +241,8 @@ def test_counted_networks_stay_open(names: tuple[str, str], in_order: bool) -> N
     assert not any(group.ordered for group in solution.ambiguous)
     accepted = solve(sources, targets, in_order=in_order, accept_order=True)
     assert [pair.source for pair in accepted.pairs] == list(range(6))
-    said = solved(sources, targets, in_order=in_order, given=[("sequential", names[0])])
-    assert (said[f"{names[0]}/4"], said[f"{names[1]}/4"]) == (
+    pairs = solved(sources, targets, in_order=in_order, given=[("sequential", names[0])])
+    assert (pairs[f"{names[0]}/4"], pairs[f"{names[1]}/4"]) == (
         ("sequential/dense_2", "given"),
         ("sequential_1/dense_5", "only fit"),
     )
@@ -250,9 +250,9 @@ def test_counted_networks_stay_open(names: tuple[str, str], in_order: bool) -> N
 
 def test_numbers_of_both_sides_pair_whatever_the_order() -> None:
     for names in (("q1", "q2"), ("q2", "q1")):
-        found = solved(layers(*critics("critic1", "critic2")), layers(*critics(*names)))
-        assert found["q1/0"][0] == "critic1/0"
-        assert found["q2/4"][0] == "critic2/4"
+        pairs = solved(layers(*critics("critic1", "critic2")), layers(*critics(*names)))
+        assert pairs["q1/0"][0] == "critic1/0"
+        assert pairs["q2/4"][0] == "critic2/4"
 
 
 def test_a_row_that_the_framework_counts_is_an_assumption() -> None:
@@ -263,10 +263,14 @@ def test_a_row_that_the_framework_counts_is_an_assumption() -> None:
 
 def test_the_order_in_which_a_program_made_layers_is_not_that_of_its_calls() -> None:
     # Names of variables alone: Keras counted the layers of a class as the program made them.
-    made, row = layers("dense", "dense_1", "dense_2"), layers("fc1", "fc2", "fc3")
-    assert solve(made, row).pairs == solve(made, called(*row)).pairs == solve(row, made).pairs == ()
-    assert [group.ordered for group in solve(made, called(*row)).ambiguous] == [None]
-    assert list(solved(row, called(*made)).values()) == [("fc1", "calls"), ("fc2", "calls"), ("fc3", "calls")]
+    items, row = layers("dense", "dense_1", "dense_2"), layers("fc1", "fc2", "fc3")
+    assert solve(items, row).pairs == solve(items, called(*row)).pairs == solve(row, items).pairs == ()
+    assert [group.ordered for group in solve(items, called(*row)).ambiguous] == [None]
+    assert list(solved(row, called(*items)).values()) == [
+        ("fc1", "calls"),
+        ("fc2", "calls"),
+        ("fc3", "calls"),
+    ]
 
 
 def test_branches_that_differ_in_a_setting_are_not_paired_by_numbers() -> None:
@@ -282,8 +286,8 @@ def test_branches_that_differ_in_a_setting_are_not_paired_by_numbers() -> None:
 def test_an_order_is_offered_where_both_sides_have_the_same_kind_of_order() -> None:
     both = called(*layers("a", "b"), chain=False), called(*layers("x", "y"), chain=False)
     assert [group.ordered for group in solve(*both).ambiguous] == ["calls"]
-    found = solved(both[0][::-1], both[1], accept_order=True)
-    assert found == {"x": ("a", "order"), "y": ("b", "order")}
+    pairs = solved(both[0][::-1], both[1], accept_order=True)
+    assert pairs == {"x": ("a", "order"), "y": ("b", "order")}
     assert [group.ordered for group in solve(layers("a", "b"), both[1]).ambiguous] == [None]
 
 
@@ -300,9 +304,9 @@ def test_what_a_model_lists_otherwise_than_it_was_made() -> None:
     }
 
 
-def listed(*said: str) -> list[LayerCandidate]:
+def listed(*texts: str) -> list[LayerCandidate]:
     """Return layers whose counts follow a list of their model."""
-    return [one._replace(listed=True) for one in layers(*said)]
+    return [one._replace(listed=True) for one in layers(*texts)]
 
 
 def called(*row: LayerCandidate, chain: bool = True) -> list[LayerCandidate]:
@@ -314,8 +318,8 @@ def called(*row: LayerCandidate, chain: bool = True) -> list[LayerCandidate]:
 def test_a_chain_of_calls_is_evidence_and_calls_beside_each_other_are_none(sources: str) -> None:
     having, wanting = listed(*sources.split()), layers("first", "hidden", "out")
     assert solve(having, wanting).pairs == ()
-    found = solved(having, called(*wanting))
-    assert list(found.values()) == [(name, "calls") for name in sources.split()]
+    pairs = solved(having, called(*wanting))
+    assert list(pairs.values()) == [(name, "calls") for name in sources.split()]
     assert solve(having, called(*wanting, chain=False)).pairs == ()
     # Experts in a list stand beside each other.
     experts = called(*layers("experts/0", "experts/1", "experts/2"), chain=False)
@@ -359,8 +363,8 @@ def test_a_chain_of_calls_is_evidence_and_calls_beside_each_other_are_none(sourc
 def test_what_is_evidence(sources: str, targets: str, expected: str) -> None:
     for turned in (False, True):
         having = layers(*sources.split())
-        found = solved(having[::-1] if turned else having, layers(*targets.split()), in_order=not turned)
-        names = [found.get(t.partition(":")[0], ("-",))[0] for t in targets.split()]
+        pairs = solved(having[::-1] if turned else having, layers(*targets.split()), in_order=not turned)
+        names = [pairs.get(t.partition(":")[0], ("-",))[0] for t in targets.split()]
         assert names == expected.split()
 
 
@@ -400,25 +404,25 @@ def test_tensors_that_state_other_quantities_are_not_the_only_fit(
 
 
 def test_what_a_module_has_in_excess_beside_its_siblings_fits_further_out() -> None:
-    found = solved(layers("norm/mean:a", "norm/count:b", "out:c"), layers("mean:a", "fc:c"))
-    assert found == {"mean": ("norm/mean", "name"), "fc": ("out", "only fit")}
+    pairs = solved(layers("norm/mean:a", "norm/count:b", "out:c"), layers("mean:a", "fc:c"))
+    assert pairs == {"mean": ("norm/mean", "name"), "fc": ("out", "only fit")}
 
 
 def test_a_shared_layer_fills_several_where_the_user_pairs_them() -> None:
     sources, targets = layers("embed"), layers("a", "b")
     assert solved(sources, targets) == {}
-    found = solved(sources, targets, given=[("embed", "a"), ("embed", "b")])
-    assert found == {"a": ("embed", "given"), "b": ("embed", "given")}
+    pairs = solved(sources, targets, given=[("embed", "a"), ("embed", "b")])
+    assert pairs == {"a": ("embed", "given"), "b": ("embed", "given")}
 
 
 def test_the_last_number_of_a_name_stands_for_a_name_of_the_other_side() -> None:
     keras = layers("conv2_block1_0_conv", *(f"conv2_block{n}_3_conv" for n in (1, 2, 3)))
     torch = layers(*(f"layer1/{n}/conv3" for n in range(3)), "layer1/0/downsample/0")
-    wanted = {f"layer1/{n}/conv3": f"conv2_block{n + 1}_3_conv" for n in range(3)}
-    wanted["layer1/0/downsample/0"] = "conv2_block1_0_conv"
-    assert {t: s for t, (s, _) in solved(keras, torch).items()} == wanted
+    expected = {f"layer1/{n}/conv3": f"conv2_block{n + 1}_3_conv" for n in range(3)}
+    expected["layer1/0/downsample/0"] = "conv2_block1_0_conv"
+    assert {t: s for t, (s, _) in solved(keras, torch).items()} == expected
     solution = solve(torch, keras)
-    assert {s: t for t, (s, _) in pairs(torch, keras, solution).items()} == wanted
+    assert {s: t for t, (s, _) in pairs(torch, keras, solution).items()} == expected
     assert {*solution.numbered} == {*solution.pairs}
     # As many of each number, or another count.
     for other in (

@@ -67,9 +67,9 @@ def file(tmp_path: Path, data: bytes) -> File:
 @pytest.mark.parametrize("kind", ["crc32", "crc32c"])
 def test_a_large_span_is_read_and_checked(file: File, data: bytes, kind: str) -> None:
     right = zlib.crc32(data) if kind == "crc32" else crc32c(data)
-    found = Span(file, BEFORE, len(data), Checksum(kind, right)).read()
-    assert bytes(found) == data
-    assert memoryview(found).readonly
+    content = Span(file, BEFORE, len(data), Checksum(kind, right)).read()
+    assert bytes(content) == data
+    assert memoryview(content).readonly
     with pytest.raises(ChecksumError) as error:
         Span(file, BEFORE, len(data), Checksum(kind, right ^ 1)).read()
     assert (error.value.file, error.value.offset) == (file.path, BEFORE)
@@ -150,10 +150,10 @@ def test_the_end_of_the_pieces_checks_them(file: File, data: bytes) -> None:
     wrong = Span(file, BEFORE, LARGE, Checksum("crc32c", crc32c(data[:LARGE]) ^ 1))
     whole: Source = StridedView(wrong, 4, (LARGE // 4,), (1,), 0)
     for source_ in (wrong, whole):
-        found = iter_pieces(source_)
-        assert bytes(next(found)) == data[: 1 << 20]
+        pieces = iter_pieces(source_)
+        assert bytes(next(pieces)) == data[: 1 << 20]
         with pytest.raises(ChecksumError):
-            list(found)
+            list(pieces)
 
 
 # Values of large tensors, in pieces: the elements of the array, verified, in commands that never hold it.
@@ -193,7 +193,7 @@ def _parts(shape: tuple[int, ...], axes: tuple[int, ...], file: File, nbytes: in
     view = StridedView(span, 4, tuple(shape[a] for a in axes), tuple(strides[a] for a in axes), 0)
     packed = Span(file, nbytes, file.size - nbytes)
     deflated = DeflatedSpan(packed, nbytes, span.checksum)
-    rules = [TransformedSource(each, "float32", shape, Permute(axes)) for each in (span, deflated)]
+    rules = [TransformedSource(base, "float32", shape, Permute(axes)) for base in (span, deflated)]
     return [*rules, view, TransformedSource(deflated, "float32", shape, Cast("float64"))]
 
 
@@ -209,14 +209,14 @@ def test_parts_of_a_transposed_tensor_are_those_of_the_whole(
     (tmp_path / "x").write_bytes(data + engine.compress(data) + engine.flush())
     file = File.stamp(str(tmp_path / "x"))
     sources = _parts(shape, axes, file, len(data))
-    whole = [bytes(each.read()) for each in sources]
+    whole = [bytes(item.read()) for item in sources]
     assert not any(map(source.is_streamed, sources))
     monkeypatch.setattr(source, "_CUT", 300_000)
-    for each, expected in zip(sources, whole, strict=True):
-        assert source.is_streamed(each)
-        assert b"".join(map(bytes, iter_pieces(each))) == expected
+    for item, expected in zip(sources, whole, strict=True):
+        assert source.is_streamed(item)
+        assert b"".join(map(bytes, iter_pieces(item))) == expected
         tracemalloc.start()
-        for _ in iter_pieces(each):
+        for _ in iter_pieces(item):
             pass
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -226,9 +226,9 @@ def test_parts_of_a_transposed_tensor_are_those_of_the_whole(
     changed[(len(data) + len(changed)) // 2] ^= 1
     (tmp_path / "x").write_bytes(changed)
     damaged = File.stamp(str(tmp_path / "x"))
-    for each in sources:
+    for item in sources:
         with pytest.raises((ChecksumError, FormatError)):
-            list(iter_pieces(_moved(each, damaged)))
+            list(iter_pieces(_moved(item, damaged)))
 
 
 @pytest.mark.parametrize(("shape", "passes"), [((2, 1200, 640), 2), ((400, 4096), 2), ((20_000, 100), 40)])
@@ -253,13 +253,13 @@ def test_the_rows_of_a_part_are_read_alone_where_they_are_long(
     assert data.nbytes < count <= passes * data.nbytes
 
 
-def _moved(each: Any, file: File) -> Any:
+def _moved(item: Any, file: File) -> Any:
     """Return a source of another file."""
-    if isinstance(each, TransformedSource | DeflatedSpan):
-        return each._replace(base=_moved(each.base, file))
-    if isinstance(each, StridedView):
-        return each._replace(storage=_moved(each.storage, file))
-    return each._replace(file=file)
+    if isinstance(item, TransformedSource | DeflatedSpan):
+        return item._replace(base=_moved(item.base, file))
+    if isinstance(item, StridedView):
+        return item._replace(storage=_moved(item.storage, file))
+    return item._replace(file=file)
 
 
 @pytest.mark.parametrize("length", [1, LARGE - 1, LARGE + 5])
@@ -296,9 +296,9 @@ def test_no_command_holds_a_large_tensor(tmp_path: Path, monkeypatch: pytest.Mon
 
     def run(name: str) -> dict[str, Any]:
         (tmp_path / name).mkdir()
-        targets = {each: str(tmp_path / name / FORMATS[each]) for each in (to, "npz")}
-        for each, target in targets.items():
-            save(ckpttool.open(first).tree, target, each)
+        targets = {kind: str(tmp_path / name / FORMATS[kind]) for kind in (to, "npz")}
+        for kind, target in targets.items():
+            save(ckpttool.open(first).tree, target, kind)
         return {
             "digest": digest(first).document(),
             "stats": stats(first).document(),
@@ -317,8 +317,8 @@ def test_no_command_holds_a_large_tensor(tmp_path: Path, monkeypatch: pytest.Mon
         whole = run("whole")
     assert pieces == whole
     different = np.count_nonzero(array != 2 * array)
-    assert [each["values"]["different"] for each in pieces["diff"]["changed"]] == [different]
-    assert any("dead" in sign for each in pieces["stats"]["tensors"][:1] for sign in each["signs"])
+    assert [change["values"]["different"] for change in pieces["diff"]["changed"]] == [different]
+    assert any("dead" in sign for tensor in pieces["stats"]["tensors"][:1] for sign in tensor["signs"])
 
     def refuse(span: Span) -> memoryview:
         raise AssertionError(f"{span.length} bytes are read whole")

@@ -123,8 +123,8 @@ def test_an_exported_graph_is_not_played_in_the_raw_environment(
     assert in_process("convert", folder / f"SAC_{wrapper}.zip", target, "--to", "onnx").status == 0
     ran = play(target)
     assert ran.status == 2
-    found = follow(ran)
-    np.testing.assert_allclose(found.json()["returns"], returns[f"SAC_{wrapper}"], rtol=1e-4)
+    repeated = follow(ran)
+    np.testing.assert_allclose(repeated.json()["returns"], returns[f"SAC_{wrapper}"], rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["zip", "pt"])
@@ -148,7 +148,7 @@ def test_unbounded_observations_of_training_decide(made: Any, kind: str, tmp_pat
     path = form(folder, "SAC_normalize", kind, tmp_path)
     ran = play(path)
     assert ran.status == 1
-    (entry,) = [each for each in ran.json()["ledger"] if each["what"] == "wrapper"]
+    (entry,) = [row for row in ran.json()["ledger"] if row["what"] == "wrapper"]
     assert (entry["use"], entry["decides"]) == ("cannot be known", True)
     statistics = tmp_path / "statistics.npz"
     np.savez(statistics, mean=np.zeros(3), var=np.ones(3))
@@ -170,9 +170,9 @@ def test_given_bounds_replace_stored_ones_and_both_are_named(made: Any) -> None:
 
 def test_the_hint_repeats_given_facts(made: Any, tmp_path: Path) -> None:
     path = made[0] / "SAC_action.zip"
-    found = follow(play(path, "--activation", "relu", "--head", "affine"))
-    assert found.status == 0
-    np.testing.assert_allclose(found.json()["returns"], made[1]["SAC_action"], rtol=1e-4)
+    repeated = follow(play(path, "--activation", "relu", "--head", "affine"))
+    assert repeated.status == 0
+    np.testing.assert_allclose(repeated.json()["returns"], made[1]["SAC_action"], rtol=1e-4)
     statistics = tmp_path / "statistics.npz"
     np.savez(statistics, mean=np.zeros(3), var=np.ones(3))
     ran = play(path, "--obs-norm", str(statistics))
@@ -206,8 +206,8 @@ class TestRescaleObservation:
             for action in np.linspace(-2, 2, 20, dtype="f4"):
                 vector.step(np.array([[action]]), np.arange(1))
                 np.testing.assert_array_equal(vector.obs[0], env.step([action])[0])
-            found = vector.spec.observation_bounds["obs"]
-            np.testing.assert_array_equal(found, [env.observation_space.low, env.observation_space.high])
+            bounds = vector.spec.observation_bounds["obs"]
+            np.testing.assert_array_equal(bounds, [env.observation_space.low, env.observation_space.high])
 
 
 def _named(name: str, **arguments: Any) -> wrappers.WrapperSpec:
@@ -243,5 +243,5 @@ def test_other_sizes_have_the_bounds_of_their_parts_or_none() -> None:
     }
     for name, expected in rows.items():
         with environments.make_vector_env(PENDULUM, wrappers=[_named(name)]) as vector:
-            found = vector.spec.observation_bounds.get("obs")
-            assert (found is None) if expected is None else np.array_equal(found, expected)
+            bounds = vector.spec.observation_bounds.get("obs")
+            assert (bounds is None) if expected is None else np.array_equal(bounds, expected)

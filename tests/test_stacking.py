@@ -83,8 +83,8 @@ def test_a_stack_has_a_member_axis_and_gives_its_members_back() -> None:
     for number, actor in enumerate(actors):
         back = select_member(stacked, number)
         assert stack_structure(back) == stack_structure(actor)
-        for found, expected in zip(network_arrays(back), network_arrays(actor), strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for array, expected in zip(network_arrays(back), network_arrays(actor), strict=True):
+            np.testing.assert_array_equal(array, expected)
 
 
 def test_one_is_its_own_stack_and_a_stack_is_not_stacked_again() -> None:

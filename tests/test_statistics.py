@@ -61,13 +61,13 @@ def test_the_interval_is_that_of_the_normal_law_for_many_values() -> None:
 def test_scipy_computes_the_same_statistics(n: int) -> None:
     stats = pytest.importorskip("scipy.stats", exc_type=ImportError)
     values = np.sort(np.random.default_rng(n).normal(-150, 40, n))
-    found = statistics.summarize(values)
-    assert found.iqm == pytest.approx(stats.trim_mean(values, 0.25))
-    assert found.std == pytest.approx(stats.tstd(values))
+    summary = statistics.summarize(values)
+    assert summary.iqm == pytest.approx(stats.trim_mean(values, 0.25))
+    assert summary.std == pytest.approx(stats.tstd(values))
     expected = stats.bootstrap(
         (values,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(0), batch=1000
     ).confidence_interval
-    assert found.ci95 == pytest.approx((expected.low, expected.high), rel=1e-12)
+    assert summary.ci95 == pytest.approx((expected.low, expected.high), rel=1e-12)
 
 
 def test_two_values_give_the_quarters() -> None:
@@ -132,19 +132,19 @@ def slow_paired(a: list[float], b: list[float], seed: int, resamples: int) -> tu
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3)), min_size=2, max_size=12))
 def test_pairs_are_resampled_as_a_textbook_does(pairs: list[tuple[float, float]]) -> None:
     a, b = [x for x, _ in pairs], [y for _, y in pairs]
-    found = statistics.paired_interval(a, b, seed=3, resamples=40)
-    assert found.value == pytest.approx(np.mean(a) - np.mean(b), abs=1e-9)
-    assert found.ci95 == pytest.approx(slow_paired(a, b, 3, 40), abs=1e-9)
+    interval = statistics.paired_interval(a, b, seed=3, resamples=40)
+    assert interval.value == pytest.approx(np.mean(a) - np.mean(b), abs=1e-9)
+    assert interval.ci95 == pytest.approx(slow_paired(a, b, 3, 40), abs=1e-9)
 
 
 def test_pairing_removes_what_the_seed_does() -> None:
     # Both sides owe a deviation of 100 to the seed; the sides differ by 1 with a deviation of 0.1.
     random = np.random.default_rng(0)
     start = random.normal(0, 100, 50)
-    found = statistics.paired_interval(start + 1 + random.normal(0, 0.1, 50), start)
-    assert found.ci95 is not None
-    assert found.ci95[0] > 0.9
-    assert found.ci95[1] < 1.1
+    interval = statistics.paired_interval(start + 1 + random.normal(0, 0.1, 50), start)
+    assert interval.ci95 is not None
+    assert interval.ci95[0] > 0.9
+    assert interval.ci95[1] < 1.1
 
 
 def test_swapped_sides_swap_the_sign() -> None:
@@ -177,7 +177,7 @@ def test_the_episodes_for_a_power_give_this_power(level: float, difference: floa
         statistics.mean_interval(random.normal(difference, size=n), level=level, resamples=500)
         for _ in range(300)
     ]
-    significant = [low > 0 or high < 0 for low, high in (each for each in intervals if each is not None)]
+    significant = [low > 0 or high < 0 for low, high in (item for item in intervals if item is not None)]
     assert np.mean(significant) == pytest.approx(0.8, abs=0.08)
 
 

@@ -26,19 +26,19 @@ FLOATS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([math.nan, math.inf, -
 
 @given(arrays.arrays(np.float32, st.integers(1, 40), elements=FLOATS), st.integers(0, 40))
 def test_moments_are_numpys_however_they_are_cut(array: np.ndarray, cut: int) -> None:
-    found = moments.compute_moments(array[:cut]) + moments.compute_moments(array[cut:])
+    sums = moments.compute_moments(array[:cut]) + moments.compute_moments(array[cut:])
     numbers = array[np.isfinite(array)].astype(np.float64)
-    assert (found.size, found.finite) == (array.size, numbers.size)
-    assert (found.nans, found.infs) == (np.isnan(array).sum(), np.isinf(array).sum())
-    assert found.zeros == (array == 0).sum()
+    assert (sums.size, sums.finite) == (array.size, numbers.size)
+    assert (sums.nans, sums.infs) == (np.isnan(array).sum(), np.isinf(array).sum())
+    assert sums.zeros == (array == 0).sum()
     if numbers.size:
-        assert (found.low, found.high) == (numbers.min(), numbers.max())
-        assert found.mean == pytest.approx(numbers.mean(), rel=1e-9, abs=1e-9)
-        assert found.std == pytest.approx(numbers.std(), rel=1e-6, abs=1e-6)
-        assert found.norm == pytest.approx(np.linalg.norm(numbers), rel=1e-6, abs=1e-6)
-        assert sum(moments.histogram(array, found)) in (0, numbers.size)
+        assert (sums.low, sums.high) == (numbers.min(), numbers.max())
+        assert sums.mean == pytest.approx(numbers.mean(), rel=1e-9, abs=1e-9)
+        assert sums.std == pytest.approx(numbers.std(), rel=1e-6, abs=1e-6)
+        assert sums.norm == pytest.approx(np.linalg.norm(numbers), rel=1e-6, abs=1e-6)
+        assert sum(moments.histogram(array, sums)) in (0, numbers.size)
     else:
-        assert found.document()["mean"] is None
+        assert sums.document()["mean"] is None
 
 
 @given(
@@ -50,19 +50,19 @@ def test_moments_of_numbers_whose_squares_are_none(array: np.ndarray, cut: int, 
     """Numbers times a power of two have as many times the moments."""
     known = moments.compute_moments(array)
     large = np.ldexp(array, power)
-    found = moments.compute_moments(large[:cut]) + moments.compute_moments(large[cut:])
+    sums = moments.compute_moments(large[:cut]) + moments.compute_moments(large[cut:])
     for name in ("low", "high", "mean", "std", "norm"):
         expected = np.ldexp(getattr(known, name), power)
-        assert getattr(found, name) == pytest.approx(expected, rel=1e-6, abs=math.ldexp(1e-6, power)), name
+        assert getattr(sums, name) == pytest.approx(expected, rel=1e-6, abs=math.ldexp(1e-6, power)), name
 
 
 def test_pieces_add_up() -> None:
     array = np.random.default_rng(0).normal(3, 2, 700_000)
-    found = moments.compute_moments(array)
-    assert found.mean == pytest.approx(array.mean(), rel=1e-12)
-    assert found.std == pytest.approx(array.std(), rel=1e-12)
+    measured = moments.compute_moments(array)
+    assert measured.mean == pytest.approx(array.mean(), rel=1e-12)
+    assert measured.std == pytest.approx(array.std(), rel=1e-12)
     counts, _ = np.histogram(array, moments.BINS)
-    assert moments.histogram(array, found) == tuple(counts)
+    assert moments.histogram(array, measured) == tuple(counts)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_signs(array: np.ndarray, kind: dict[str, Any], golden: Golden) -> None:
     from dataclasses import replace
 
     there = replace(leaf(array.astype(np.float32), "x"), **kind)
-    found = list(find_warning_signs((attr("kernel"),), there, moments.compute_moments(array), array))
-    golden("\n".join(found))
+    signs = list(find_warning_signs((attr("kernel"),), there, moments.compute_moments(array), array))
+    golden("\n".join(signs))
 
 
 @pytest.mark.parametrize("array", [np.zeros(4), np.ones((3, 3)), np.eye(3)])
@@ -110,15 +110,15 @@ def look(path: object) -> Stats:
 
 @pytest.mark.parametrize("sample", [TF_SAMPLE, TORCH_SAMPLE])
 def test_a_module_is_the_sum_of_what_is_below_it(sample: Path) -> None:
-    found = look(sample)
-    assert found.finite
-    assert found.modules[0].path == ""
-    assert found.modules[0].tensors == len(found.tensors)
-    for module in found.modules[1:4]:
-        below = [each.moments for each in found.tensors if each.path.startswith(module.path + "/")]
+    result = look(sample)
+    assert result.finite
+    assert result.modules[0].path == ""
+    assert result.modules[0].tensors == len(result.tensors)
+    for module in result.modules[1:4]:
+        below = [tensor.moments for tensor in result.tensors if tensor.path.startswith(module.path + "/")]
         whole = sum(below, Moments())
         assert (module.moments.size, module.moments.zeros) == (whole.size, whole.zeros)
-        assert module.moments.norm == pytest.approx(math.hypot(*(each.norm for each in below)))
+        assert module.moments.norm == pytest.approx(math.hypot(*(moment.norm for moment in below)))
 
 
 def test_the_command_shows_a_line_per_tensor_or_module(golden: Golden) -> None:
@@ -146,13 +146,13 @@ def test_nan_is_a_finding(tmp_path: Path, golden: Golden) -> None:
     ran = in_process("stats", bad)
     assert ran.status == 1
     golden(ran.out.splitlines()[-1])
-    told = in_process("stats", bad, "--json")
-    assert told.status == 1
-    document = told.json()
+    process = in_process("stats", bad, "--json")
+    assert process.status == 1
+    document = process.json()
     assert document["finite"] is False
     assert document["tensors"][0]["nans"] == 1
 
 
 def test_a_part_is_looked_at_by_its_path() -> None:
-    found = in_process("stats", TORCH_SAMPLE, "--glob", "actor/**", "--json").json()
-    assert len(found["tensors"]) == 6
+    document = in_process("stats", TORCH_SAMPLE, "--glob", "actor/**", "--json").json()
+    assert len(document["tensors"]) == 6

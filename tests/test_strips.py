@@ -17,10 +17,10 @@ EXTENTS = st.sampled_from([1, 2, 3, 7, 64, 129, 1025])
 
 
 def same(array: np.ndarray, axes: tuple[int, ...]) -> None:
-    found, expected = permute_array(array, axes), array.transpose(axes).copy("C")
-    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    assert found.flags.c_contiguous
-    assert found.tobytes() == expected.tobytes()
+    permuted, expected = permute_array(array, axes), array.transpose(axes).copy("C")
+    assert (permuted.shape, permuted.dtype) == (expected.shape, expected.dtype)
+    assert permuted.flags.c_contiguous
+    assert permuted.tobytes() == expected.tobytes()
 
 
 @settings(max_examples=75, deadline=None)

@@ -65,10 +65,10 @@ def read_by_tensorflow(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def referee(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    written, ours = tmp_path_factory.mktemp("theirs"), tmp_path_factory.mktemp("ours")
+    written, own = tmp_path_factory.mktemp("theirs"), tmp_path_factory.mktemp("ours")
     records = [protobuf.event_file_header(12.5), protobuf.summary_record(13.0, 70, {"a": 1.5, "eval/b": 0.0})]
-    (ours / "events.out.tfevents.1.x").write_bytes(b"".join(records))
-    return written, run_each(__file__, {"write_as_tensorflow": written, "read_by_tensorflow": ours})
+    (own / "events.out.tfevents.1.x").write_bytes(b"".join(records))
+    return written, run_each(__file__, {"write_as_tensorflow": written, "read_by_tensorflow": own})
 
 
 def read(path: Path, *tags: str) -> list[ScalarEvent]:
@@ -83,7 +83,7 @@ def test_tensorflows_files_are_read(referee: tuple[Path, Any], folder: str, tag:
     (path,) = (referee[0] / folder).glob("events.out.tfevents.*")
     expected = [ScalarEvent(tag, step * 100, float(np.float32(value))) for step, value in enumerate(VALUES)]
     assert read(path, tag) == expected
-    assert {found.tag for found in read(path, tag, *ALL)} == ({tag, "loss"} if folder == "two" else {tag})
+    assert {event.tag for event in read(path, tag, *ALL)} == ({tag, "loss"} if folder == "two" else {tag})
 
 
 @TENSORFLOW
@@ -121,13 +121,13 @@ def test_torchs_files_are_read(tmp_path: Path) -> None:
 def test_the_bytes_of_a_record(tmp_path: Path) -> None:
     # The record that TensorFlow writes first, with the wall time left out.
     data = b"\x1a\x0dbrain.Event:2"
-    found = protobuf.encode_record(data)
-    assert found[:8] == (15).to_bytes(8, "little")
-    assert found[12:-4] == data
-    assert len(found) == 8 + 4 + 15 + 4
+    record = protobuf.encode_record(data)
+    assert record[:8] == (15).to_bytes(8, "little")
+    assert record[12:-4] == data
+    assert len(record) == 8 + 4 + 15 + 4
     path = tmp_path / "x"
-    path.write_bytes(found * 3)
-    assert [(at, bytes(each)) for at, each in protobuf.iter_records(File.stamp(str(path)))] == [
+    path.write_bytes(record * 3)
+    assert [(at, bytes(data)) for at, data in protobuf.iter_records(File.stamp(str(path)))] == [
         (0, data),
         (31, data),
         (62, data),
@@ -154,16 +154,16 @@ def test_a_file_that_is_cut_anywhere_gives_what_came_before(tmp_path: Path) -> N
     ends = [len(small(n)) for n in range(4)]
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
-        found: list[ScalarEvent] = []
+        events: list[ScalarEvent] = []
         stream: Iterator[ScalarEvent] = protobuf.iter_scalars(File.stamp(str(path)), ALL)
         if size in (0, *ends):
-            found.extend(stream)
+            events.extend(stream)
         else:
             with pytest.raises(TruncatedError) as caught:
-                found.extend(stream)
-            begun = max(end for end in (0, *ends) if end < size)
-            assert (caught.value.file, caught.value.offset) == (str(path), begun)
-        assert len(found) == max(0, sum(end <= size for end in ends) - 1)
+                events.extend(stream)
+            start = max(end for end in (0, *ends) if end < size)
+            assert (caught.value.file, caught.value.offset) == (str(path), start)
+        assert len(events) == max(0, sum(end <= size for end in ends) - 1)
 
 
 def test_a_changed_byte_is_found_anywhere(tmp_path: Path) -> None:

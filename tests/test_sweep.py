@@ -70,15 +70,15 @@ def returns(found: Sweep) -> dict[str, list[float]]:
     return {os.path.basename(e.checkpoint): e.rollout.returns.tolist() for e in found.evaluations}
 
 
-def require_alike(found: dict[str, list[float]], expected: dict[str, list[float]]) -> None:
+def require_alike(actual: dict[str, list[float]], expected: dict[str, list[float]]) -> None:
     """Compare returns: another size of group rounds otherwise, and physics amplify that."""
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, atol=0.01)
+        np.testing.assert_allclose(actual[name], values, atol=0.01)
 
 
 def names(paths: Iterable[object]) -> list[str]:
-    return [os.path.basename(each.path) for each in expand_paths([str(path) for path in paths])]
+    return [os.path.basename(path.path) for path in expand_paths([str(path) for path in paths])]
 
 
 # What paths stand for.
@@ -88,7 +88,7 @@ CHECKPOINTS = [f"ckpt-{step}" for step in STEPS]
 
 def test_one_path_is_a_list_of_one() -> None:
     one, listed = (sweep(paths, protocol=SHORT) for paths in (str(RUN), [str(RUN)]))
-    assert [each.checkpoint for each in one.evaluations] == [each.checkpoint for each in listed.evaluations]
+    assert [run.checkpoint for run in one.evaluations] == [result.checkpoint for result in listed.evaluations]
     assert one.evaluations
 
 
@@ -138,9 +138,9 @@ def test_the_step_in_a_name(name: str, step: int | None) -> None:
 
 
 def test_all_steps_are_of_one_source() -> None:
-    told = [{"total_it": 5, "name": 1}, {"total_it": 9, "name": 2}, {"name": 3}]
-    assert training_counters.most_common_source(told) == "name"
-    assert training_counters.most_common_source(told[:2]) == "total_it"
+    counters = [{"total_it": 5, "name": 1}, {"total_it": 9, "name": 2}, {"name": 3}]
+    assert training_counters.most_common_source(counters) == "name"
+    assert training_counters.most_common_source(counters[:2]) == "total_it"
     assert (
         training_counters.most_common_source([{"total_it": 5, "name": 1}, {"total_it": 5, "name": 2}])
         == "name"
@@ -151,9 +151,9 @@ def test_all_steps_are_of_one_source() -> None:
 
 def test_a_count_of_saves_is_no_step() -> None:
     assert training_counters.most_common_source([{"save_counter": 5}, {"save_counter": 6}]) is None
-    told = [{"total_it": 9, "save_counter": number} for number in (1, 2)]
-    assert training_counters.most_common_source(told) == "total_it"
-    assert training_counters.step_columns(told[0]) == {
+    counters = [{"total_it": 9, "save_counter": number} for number in (1, 2)]
+    assert training_counters.most_common_source(counters) == "total_it"
+    assert training_counters.step_columns(counters[0]) == {
         "environment_steps": None,
         "updates": 9,
         "saves": 1,
@@ -164,7 +164,7 @@ def test_a_count_of_saves_is_no_step() -> None:
 def test_inspect_and_eval_have_one_definition_of_steps() -> None:
     listed = in_process("inspect", TF_SAMPLE.parent, "--json").json()["checkpoints"]
     played = in_process("eval", TF_SAMPLE, "--env", "Pendulum-v1", "--episodes", "1", "--json").json()
-    (latest,) = (each for each in listed if each["latest"])
+    (latest,) = (row for row in listed if row["latest"])
     names = ("environment_steps", "updates", "saves", "in_name")
     assert [latest[name] for name in names] == [played[name] for name in names] == [None, 14000, 6, 15000]
 
@@ -174,10 +174,10 @@ def test_inspect_and_eval_have_one_definition_of_steps() -> None:
 
 def test_together_each_scores_what_it_scores_alone(whole: Sweep) -> None:
     assert [e.stacked for e in whole.evaluations] == [6] * 6
-    for found in whole.evaluations:
-        alone = evaluate(found.checkpoint, protocol=SHORT)
-        np.testing.assert_allclose(found.rollout.returns, alone.rollout.returns, atol=0.01)
-        assert (found.assumed, found.notes, found.env) == (alone.assumed, alone.notes, alone.env)
+    for result in whole.evaluations:
+        alone = evaluate(result.checkpoint, protocol=SHORT)
+        np.testing.assert_allclose(result.rollout.returns, alone.rollout.returns, atol=0.01)
+        assert (result.assumed, result.notes, result.env) == (alone.assumed, alone.notes, alone.env)
 
 
 def test_the_curve_the_ranking_and_the_best(whole: Sweep) -> None:
@@ -186,29 +186,29 @@ def test_the_curve_the_ranking_and_the_best(whole: Sweep) -> None:
     assert {point.checkpoint: point.mean for point in whole.curve} == means
     assert {point.run for point in whole.curve} == {str(RUN)}
     assert whole.step_from == "total_it"
-    ranked = [place.mean for place in whole.ranking]
+    ranked = [row.mean for row in whole.ranking]
     assert ranked == sorted(means.values(), reverse=True)
-    assert [place.rank for place in whole.ranking] == [1, 2, 3, 4, 5, 6]
+    assert [row.rank for row in whole.ranking] == [1, 2, 3, 4, 5, 6]
     assert whole.best is not None
     assert whole.best.mean == max(means.values())
     best = next(e for e in whole.evaluations if e.checkpoint == whole.best.checkpoint)
-    for place in whole.ranking[1:]:
-        one = next(e for e in whole.evaluations if e.checkpoint == place.checkpoint)
-        assert place.behind == paired_interval(one.rollout.returns, best.rollout.returns)
-        assert place.behind.value <= 0
-    assert whole.best.certain == (not any(place.tied for place in whole.ranking[1:]))
+    for row in whole.ranking[1:]:
+        one = next(e for e in whole.evaluations if e.checkpoint == row.checkpoint)
+        assert row.behind == paired_interval(one.rollout.returns, best.rollout.returns)
+        assert row.behind.value <= 0
+    assert whole.best.certain == (not any(row.tied for row in whole.ranking[1:]))
 
 
 def test_two_of_the_same_weights_cannot_be_told_apart(tmp_path: Path) -> None:
     for name in ("ckpt-1.pt", "ckpt-2.pt"):
         shutil.copy(TORCH_SAMPLE, tmp_path / name)
-    found = sweep([str(tmp_path)], "Pendulum-v1", Protocol(episodes=5))
-    assert found.best is not None
-    assert not found.best.certain
-    assert found.ranking[1].tied
-    assert found.ranking[1].behind is not None
-    assert found.ranking[1].behind.ci95 == (0, 0)
-    assert [point.step for point in found.curve] == [1, 2], "their counters say the same"
+    result = sweep([str(tmp_path)], "Pendulum-v1", Protocol(episodes=5))
+    assert result.best is not None
+    assert not result.best.certain
+    assert result.ranking[1].tied
+    assert result.ranking[1].behind is not None
+    assert result.ranking[1].behind.ci95 == (0, 0)
+    assert [point.step for point in result.curve] == [1, 2], "their counters say the same"
 
 
 def test_few_episodes_are_never_certain(golden: Golden) -> None:
@@ -217,8 +217,8 @@ def test_few_episodes_are_never_certain(golden: Golden) -> None:
     assert few.best is not None
     assert enough.best is not None
     assert (few.best.certain, enough.best.certain) == (False, True)
-    for found in (few, enough):
-        lines = scores.render_sweep(found, quiet=True).splitlines()
+    for result in (few, enough):
+        lines = scores.render_sweep(result, quiet=True).splitlines()
         golden(next(line for line in lines if line.startswith("best")))
 
 
@@ -241,19 +241,19 @@ def test_one_that_fails_loses_only_itself(tmp_path: Path, golden: Golden) -> Non
     (tmp_path / "ckpt-9000.pt").write_bytes(TORCH_SAMPLE.read_bytes()[:5000])
     torch.save({"weights": torch.zeros(3)}, tmp_path / "notes.pt")
     paths = [*map(str, sorted(tmp_path.glob("*.pt"))), str(tmp_path / "nosuch.pt")]
-    found = sweep(paths, "Pendulum-v1", SHORT)
-    assert returns(found).keys() == {f"ckpt-{step}.pt" for step in STEPS[:3]}
-    failed = {os.path.basename(each.checkpoint): str(each.error) for each in found.failed}
+    result = sweep(paths, "Pendulum-v1", SHORT)
+    assert returns(result).keys() == {f"ckpt-{step}.pt" for step in STEPS[:3]}
+    failed = {os.path.basename(failure.checkpoint): str(failure.error) for failure in result.failed}
     assert set(failed) == {"ckpt-6000.pt", "ckpt-9000.pt", "notes.pt", "nosuch.pt"}
     golden(failed["ckpt-6000.pt"])
     # A folder may hold other files than agents.
     in_folder = sweep([str(tmp_path)], "Pendulum-v1", SHORT)
     assert [note for note in in_folder.notes if "notes.pt" in note]
-    assert [os.path.basename(each.checkpoint) for each in in_folder.failed] == [
+    assert [os.path.basename(failure.checkpoint) for failure in in_folder.failed] == [
         "ckpt-6000.pt",
         "ckpt-9000.pt",
     ]
-    assert returns(in_folder) == returns(found)
+    assert returns(in_folder) == returns(result)
 
 
 def test_where_there_is_no_agent(tmp_path: Path) -> None:
@@ -315,9 +315,9 @@ def test_a_process_that_is_killed_loses_nothing(
 
     monkeypatch.setattr(scheduling._Player, "_start", short_lived)
     out = tmp_path / "lines.jsonl"
-    found = sweep([str(RUN)], protocol=SHORT, out=str(out), spread=scheduling.process_spread(2))
+    result = sweep([str(RUN)], protocol=SHORT, out=str(out), spread=scheduling.process_spread(2))
     assert len(killed) == 1
-    require_alike(returns(found), returns(whole))
+    require_alike(returns(result), returns(whole))
     assert len(out.read_text().splitlines()) == 6
 
 
@@ -327,11 +327,11 @@ def _die(*_: object) -> None:
 
 def test_a_process_that_cannot_live_is_an_error(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setattr(scheduling, "_prepare_player", _die)
-    found = sweep([str(RUN)], protocol=SHORT, spread=scheduling.process_spread(1))
-    assert not found.scored
-    assert len(found.failed) == 6
-    assert all(isinstance(each.error, WorkerError) for each in found.failed)
-    golden(str(found.failed[0].error))
+    result = sweep([str(RUN)], protocol=SHORT, spread=scheduling.process_spread(1))
+    assert not result.scored
+    assert len(result.failed) == 6
+    assert all(isinstance(failure.error, WorkerError) for failure in result.failed)
+    golden(str(result.failed[0].error))
 
 
 def test_cores_are_divided() -> None:
@@ -381,9 +381,9 @@ def test_a_line_that_was_cut_is_played_again_and_counted_once(tmp_path: Path, wh
     lines = out.read_bytes()
     cut = lines.splitlines(keepends=True)
     out.write_bytes(b"".join(cut[:3]) + cut[3][:100])
-    found = sweep([str(RUN)], protocol=SHORT, out=str(out))
-    assert found.resumed == 3
-    require_alike(returns(found), returns(whole))
+    result = sweep([str(RUN)], protocol=SHORT, out=str(out))
+    assert result.resumed == 3
+    require_alike(returns(result), returns(whole))
     documents = [json.loads(line) for line in out.read_bytes().splitlines()]
     for document in documents:
         schemas.require("result", document)
@@ -432,9 +432,9 @@ def test_an_edited_result_is_not_believed(tmp_path: Path, kept: bool) -> None:
             sweep([one], protocol=SHORT, out=str(out))
         assert caught.value.file == str(out)
         return
-    found = sweep([one], protocol=SHORT, out=str(out))
-    assert found.resumed == 0
-    assert found.evaluations[0].rollout.returns.tolist() == true
+    result = sweep([one], protocol=SHORT, out=str(out))
+    assert result.resumed == 0
+    assert result.evaluations[0].rollout.returns.tolist() == true
 
 
 def test_two_do_not_write_one_file(tmp_path: Path, golden: Golden) -> None:
@@ -449,16 +449,16 @@ def test_two_do_not_write_one_file(tmp_path: Path, golden: Golden) -> None:
 def test_a_result_is_read_as_it_was_written(whole: Sweep, strange: float, tmp_path: Path) -> None:
     one = whole.evaluations[0]
     played = replace(one.rollout, returns=np.array([strange, *one.rollout.returns[1:]]))
-    given = replace(one, rollout=played)
+    written = replace(one, rollout=played)
     out = str(tmp_path / "lines.jsonl")
     with results_file.ResultsFile(out) as kept:
-        kept.add([("k", {}, given)])
+        kept.add([("k", {}, written)])
         assert kept.find("other", SHORT) is None
     with results_file.ResultsFile(out) as kept:
-        found = kept.find("k", SHORT)
-    assert isinstance(found, Evaluation)
-    np.testing.assert_array_equal(found.rollout.returns, played.returns)
-    read, wrote = found.document(), given.document()
+        stored = kept.find("k", SHORT)
+    assert isinstance(stored, Evaluation)
+    np.testing.assert_array_equal(stored.rollout.returns, played.returns)
+    read, wrote = stored.document(), written.document()
     derived = ("returns", "mean", "std", "median", "iqm", "min", "max", "ci95", "normalized", "judgement")
     derived += ("steps_per_s",)
     assert {k: v for k, v in read.items() if k not in derived} == {
@@ -475,8 +475,8 @@ def test_the_document_and_the_table(tmp_path: Path) -> None:
             shutil.copy(RUN / f"ckpt-{step}.{suffix}", tmp_path)
     ran = in_process("eval", ".", "--episodes", 2, "--json", cwd=tmp_path)
     document = ran.json()
-    assert [each["step"] for each in document["evaluations"]] == [1500, 4000, 6500]
-    assert [each["rank"] for each in document["ranking"]] == [1, 2, 3]
+    assert [evaluation["step"] for evaluation in document["evaluations"]] == [1500, 4000, 6500]
+    assert [row["rank"] for row in document["ranking"]] == [1, 2, 3]
     assert document["best"]["checkpoint"] == document["ranking"][0]["checkpoint"]
     assert [point["step"] for point in document["curve"]] == [1500, 4000, 6500]
     assert (document["failed"], document["resumed"], document["interrupted"]) == ([], 0, False)
@@ -504,7 +504,7 @@ def test_the_table_is_best_first_and_top_shortens_it(whole: Sweep, tmp_path: Pat
     (hidden,) = (line for line in table.out.splitlines() if "--top 2" in line)
     assert hidden.startswith("4 of 6 checkpoints")
     rows = [line.partition(",")[0] for line in (tmp_path / "a.csv").read_text().splitlines()[1:]]
-    assert rows == [each.checkpoint for each in whole.ranking[:2] for _ in range(3)]
+    assert rows == [row.checkpoint for row in whole.ranking[:2] for _ in range(3)]
     document = in_process(*words, "--json").json()
     assert (len(document["evaluations"]), len(document["ranking"])) == (6, 6)
     assert "--top" not in in_process(*words[:4], "--top", 9).out
@@ -512,15 +512,15 @@ def test_the_table_is_best_first_and_top_shortens_it(whole: Sweep, tmp_path: Pat
 
 def test_top_lists_all_where_nothing_is_ranked(whole: Sweep) -> None:
     other = replace(whole.scored[0], evaluation=replace(whole.evaluations[0], env="Other-v0"))
-    found = replace(whole, scored=(other, *whole.scored[1:]), ranking=(), best=None)
-    lines = scores.render_sweep(found, quiet=True, top=1).splitlines()
+    result = replace(whole, scored=(other, *whole.scored[1:]), ranking=(), best=None)
+    lines = scores.render_sweep(result, quiet=True, top=1).splitlines()
     assert len([line for line in lines if line.startswith("   -")]) == 6
     assert "--top" in lines[-1]
 
 
 def next_command(*words: object, cwd: Path | None = None) -> list[str]:
-    seen = in_process(*words, "--no-chart", cwd=cwd, kind=Terminal, env={"NO_COLOR": "1"})
-    (command,) = seen.suggested()
+    process = in_process(*words, "--no-chart", cwd=cwd, kind=Terminal, env={"NO_COLOR": "1"})
+    (command,) = process.suggested()
     return command
 
 
@@ -669,13 +669,13 @@ def test_a_cluster_that_loses_a_worker_loses_nothing_and_counts_nothing_twice(tm
         command, capture_output=True, text=True, env=environment, timeout=120, check=False, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert len(told["killed"]) == 1
+    record = json.loads(done.stdout.splitlines()[-1])
+    assert len(record["killed"]) == 1
     with pytest.raises(ProcessLookupError):
-        os.kill(told["killed"][0], 0)
-    assert not told["document"]["failed"]
+        os.kill(record["killed"][0], 0)
+    assert not record["document"]["failed"]
     here = sweep([str(RUN)], protocol=Protocol(episodes=60))
-    for there, e in zip(told["document"]["evaluations"], here.evaluations, strict=True):
+    for there, e in zip(record["document"]["evaluations"], here.evaluations, strict=True):
         np.testing.assert_allclose(there["returns"], e.rollout.returns, atol=0.01)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert len({line["key"] for line in lines}) == len(lines) == 6

@@ -263,7 +263,7 @@ def _save_registered(tf: Any, folder: Path) -> None:
 
     registration.register_checkpoint_saver(
         name="Stacks",
-        predicate=lambda thing: isinstance(thing, Stack),
+        predicate=lambda kind: isinstance(kind, Stack),
         save_fn=save,
         restore_fn=lambda trackables, merged_prefix: None,
     )
@@ -308,8 +308,8 @@ def _save_keras_3(tf: Any, folder: Path) -> None:
 def _save_far(folder: Path) -> None:
     """A bundle whose one shard is a hole of 5 GiB with 64 bytes at its end."""
     value = np.arange(16, dtype=np.float32).tobytes()
-    place = folder / "far.data-00000-of-00001"
-    with place.open("wb") as stream:
+    shard = folder / "far.data-00000-of-00001"
+    with shard.open("wb") as stream:
         stream.truncate(FAR + 64)
         stream.seek(FAR)
         stream.write(value)
@@ -353,8 +353,8 @@ Written = tuple[Path, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
-    asked = ["build", *(["build_keras_2"] if importlib.util.find_spec("tf_keras") else [])]
-    folders = {name: tmp_path_factory.mktemp(name) for name in asked}
+    programs = ["build", *(["build_keras_2"] if importlib.util.find_spec("tf_keras") else [])]
+    folders = {name: tmp_path_factory.mktemp(name) for name in programs}
     return {name: (folders[name], facts) for name, facts in run_each(__file__, folders).items()}
 
 
@@ -373,10 +373,10 @@ def keras_2(both: dict[str, Written]) -> Written:
 def compare(prefix: Path, facts: dict[str, Any]) -> Checkpoint:
     """Assert that every tensor is listed and read as TensorFlow does."""
     checkpoint = tf_bundle.read(str(prefix))
-    found = leaves(checkpoint)
-    assert found.keys() == facts.keys()
+    listed = leaves(checkpoint)
+    assert listed.keys() == facts.keys()
     for key, fact in facts.items():
-        leaf = found[key]
+        leaf = listed[key]
         assert (leaf.dtype, list(leaf.shape)) == (fact["dtype"], fact["shape"]), key
         if "strings" in fact:
             assert [text.decode("latin-1") for text in leaf.strings()] == fact["strings"], key
@@ -414,11 +414,11 @@ def test_ten_thousand_variables(written: Written) -> None:
 
 def test_types_below_a_byte_and_quantized_ones(written: Written) -> None:
     folder, facts = written
-    found = leaves(compare(folder / "operation", facts["operation"]))
-    assert {leaf.dtype for leaf in found.values()} == {*NARROW, *CONSTANTS, *QUANTIZED}
+    listed = leaves(compare(folder / "operation", facts["operation"]))
+    assert {leaf.dtype for leaf in listed.values()} == {*NARROW, *CONSTANTS, *QUANTIZED}
     for name, (low, high) in NARROW.items():
-        assert found[name].array().astype(int).tolist() == list(range(low, high))
-        assert len(found[name].read()) == high - low
+        assert listed[name].array().astype(int).tolist() == list(range(low, high))
+        assert len(listed[name].read()) == high - low
 
 
 def test_strange_objects(written: Written) -> None:
@@ -460,11 +460,11 @@ def test_the_variables_of_a_saved_policy_have_names(written: Written) -> None:
     folder, facts = written
     checkpoint = compare(folder / "policy", facts["policy"])
     tree = checkpoint.tree
-    found = {
+    result = {
         display(path): (leaf.key.split("/.A")[0], [display(a.path) for a in tree.aliases.get(path, ())])
         for path, leaf in tree.tensors()
     }
-    names = {name: key for name, (key, _) in found.items()}
+    names = {name: key for name, (key, _) in result.items()}
     assert names == {
         "model_variables/QNetwork/EncodingNetwork/dense/kernel": "model_variables/0",
         "model_variables/QNetwork/EncodingNetwork/dense/bias": "model_variables/1",
@@ -477,7 +477,7 @@ def test_the_variables_of_a_saved_policy_have_names(written: Written) -> None:
         "one_module/1": "one_module/1",
         "train_step": "train_step",
     }
-    assert found["model_variables/Twin/kernel/5"][1] == ["model_variables/5", "policy/model_variables/5"]
+    assert result["model_variables/Twin/kernel/5"][1] == ["model_variables/5", "policy/model_variables/5"]
     roles = {display(path): leaf.role for path, leaf in tree.tensors()}
     assert roles["model_variables/QNetwork/norm/moving_mean"] == "buffer"
     assert roles["train_step"] == "counter"
@@ -530,6 +530,6 @@ def test_the_corpus_is_listed_as_tensorflow_lists_it(written: Written) -> None:
     facts = written[1]["corpus"]
     assert facts
     for prefix, listed in facts.items():
-        found = leaves(tf_bundle.read(prefix))
-        shapes = {key: list(leaf.shape) for key, leaf in found.items()}
+        result = leaves(tf_bundle.read(prefix))
+        shapes = {key: list(leaf.shape) for key, leaf in result.items()}
         assert shapes == {key: shape for key, shape in listed.items() if key != GRAPH}, prefix

@@ -90,9 +90,9 @@ def _random_array(dice: random.Random) -> np.ndarray:
     name, shape = dice.choice(TYPES), dice.choice(SHAPES)
     if name == "string":
         flat = [bytes(dice.randbytes(dice.choice([0, 1, 5, 300]))) for _ in range(int(np.prod(shape)))]
-        made = np.empty(len(flat), dtype=object)
-        made[:] = flat
-        return made.reshape(shape)
+        array = np.empty(len(flat), dtype=object)
+        array[:] = flat
+        return array.reshape(shape)
     values = np.random.default_rng(dice.randrange(1 << 30)).integers(0, 2 if name == "bool" else 100, shape)
     if name in ("bfloat16", "float8_e5m2", "float8_e4m3fn"):
         import ml_dtypes
@@ -192,35 +192,35 @@ def _object(part: Any) -> Any:
         return [_object(item) for item in part]
     if "dict" in part:
         return {edge: _object(item) for edge, item in part["dict"].items()}
-    made = tf.Module()
+    module = tf.Module()
     for edge, item in part["module"].items():
-        setattr(made, edge, _object(item))
-    return made
+        setattr(module, edge, _object(item))
+    return module
 
 
-def _wrong(found: Any, expected: Any) -> int:
+def _wrong(result: Any, expected: Any) -> int:
     """Count the arrays of a random tree that an object does not have."""
     if isinstance(expected, np.ndarray):
-        value = np.asarray(found.numpy())
+        value = np.asarray(result.numpy())
         if expected.dtype == object:
             return int(np.asarray(value, object).reshape(-1).tolist() != expected.reshape(-1).tolist())
         same = value.dtype == expected.dtype and value.shape == expected.shape
         return int(not same or value.tobytes() != expected.tobytes())
     if isinstance(expected, list):
-        return sum(_wrong(a, b) for a, b in zip(found, expected, strict=True))
+        return sum(_wrong(a, b) for a, b in zip(result, expected, strict=True))
     if "dict" in expected:
-        return sum(_wrong(found[edge], item) for edge, item in expected["dict"].items())
-    return sum(_wrong(getattr(found, edge), item) for edge, item in expected["module"].items())
+        return sum(_wrong(result[edge], item) for edge, item in expected["dict"].items())
+    return sum(_wrong(getattr(result, edge), item) for edge, item in expected["module"].items())
 
 
 def _restored(prefix: Path, tree: dict[str, Any]) -> int:
     import tensorflow as tf
 
-    made = {edge: _object(part) for edge, part in tree.items()}
-    checkpoint = tf.train.Checkpoint(**made)
+    objects = {edge: _object(part) for edge, part in tree.items()}
+    checkpoint = tf.train.Checkpoint(**objects)
     checkpoint.restore(str(prefix)).assert_consumed()
     assert int(checkpoint.save_counter) == int(prefix.name.rpartition("-")[2] or 1)
-    return sum(_wrong(made[edge], part) for edge, part in tree.items())
+    return sum(_wrong(objects[edge], part) for edge, part in tree.items())
 
 
 def _restored_by_name(folder: Path, seed: int) -> int:
@@ -240,11 +240,11 @@ def _restored_by_name(folder: Path, seed: int) -> int:
             variables[name] = v1.get_variable(name, array.shape, kind, v1.zeros_initializer())
         v1.train.Saver().restore(session, prefix)
         for name, array in expected.items():
-            found = np.asarray(session.run(variables[name]))
+            value = np.asarray(session.run(variables[name]))
             if array.dtype == object:
-                wrong += np.asarray(found, object).reshape(-1).tolist() != array.reshape(-1).tolist()
+                wrong += np.asarray(value, object).reshape(-1).tolist() != array.reshape(-1).tolist()
             else:
-                wrong += found.tobytes() != array.tobytes()
+                wrong += value.tobytes() != array.tobytes()
     return wrong
 
 
@@ -253,33 +253,33 @@ def _restored_many(folder: Path) -> int:
     import tensorflow as tf
 
     prefix, keys = str(folder / "many"), list(many_values())
-    found = tf.raw_ops.RestoreV2(
+    values = tf.raw_ops.RestoreV2(
         prefix=prefix,
         tensor_names=[f"{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in keys],
         shape_and_slices=[""] * len(keys),
         dtypes=[tf.float32] * len(keys),
     )
     root = tf.train.Checkpoint(blocks=[tf.Module() for _ in range(100)])
-    made = [n for n in range(10_000) if n // 100 % 9 == 0]
-    for n in made:
+    numbers = [n for n in range(10_000) if n // 100 % 9 == 0]
+    for n in numbers:
         setattr(root.blocks[n // 100], f"v{n % 100}", tf.Variable(-1.0))
     root.read(prefix).assert_existing_objects_matched()
-    wrong = sum(float(value) != n for n, value in enumerate(found))
-    return wrong + sum(float(getattr(root.blocks[n // 100], f"v{n % 100}")) != n for n in made)
+    wrong = sum(float(value) != n for n, value in enumerate(values))
+    return wrong + sum(float(getattr(root.blocks[n // 100], f"v{n % 100}")) != n for n in numbers)
 
 
 def _wrong_types(folder: Path) -> list[str]:
     import tensorflow as tf
 
-    found = []
+    types = []
     for row in stored_types():
         prefix, kind = str(folder / f"type-{row.name}"), tf.dtypes.DType(row.tensorflow)
         (value,) = tf.raw_ops.RestoreV2(
             prefix=prefix, tensor_names=["x"], shape_and_slices=[""], dtypes=[kind]
         )
         if value.dtype != kind or value.numpy().tobytes() != type_bytes(row):
-            found.append(row.name)
-    return found
+            types.append(row.name)
+    return types
 
 
 def _layers_of(keras: Any, tf: Any) -> Any:
@@ -301,9 +301,9 @@ def _layers_wrong(folder: Path, keras: Any) -> int:
 
     net = _layers_of(keras, tf)
     tf.train.Checkpoint(net=net).restore(str(folder / "layers")).assert_consumed()
-    found = [net.emb.embeddings, net.l1.kernel, net.l1.bias]
+    variables = [net.emb.embeddings, net.l1.kernel, net.l1.bias]
     return sum(
-        a.numpy().tobytes() != b.tobytes() for a, b in zip(found, layer_values().values(), strict=True)
+        a.numpy().tobytes() != b.tobytes() for a, b in zip(variables, layer_values().values(), strict=True)
     )
 
 
@@ -317,9 +317,9 @@ def _restored_layers(folder: Path) -> dict[str, int]:
         setattr(net, layer, getattr(net, layer, None) or tf.Module())
         setattr(getattr(net, layer), variable, tf.Variable(tf.zeros_like(array)))
     tf.train.Checkpoint(net=net).restore(str(folder / "layers")).assert_consumed()
-    found = [net.emb.embeddings, net.l1.kernel, net.l1.bias]
+    variables = [net.emb.embeddings, net.l1.kernel, net.l1.bias]
     expected = layer_values().values()
-    wrong = sum(a.numpy().tobytes() != b.tobytes() for a, b in zip(found, expected, strict=True))
+    wrong = sum(a.numpy().tobytes() != b.tobytes() for a, b in zip(variables, expected, strict=True))
     return {"module": wrong, "keras3": _layers_wrong(folder, keras)}
 
 
@@ -391,7 +391,7 @@ def _values(checkpoint: Any) -> dict[str, bytes]:
     """Return what a checkpoint holds, whatever it is called: by the path that ckpttool gives it."""
     prefix = checkpoint.write("values")
     tree = open_checkpoint(prefix).tree
-    return {tree.names[path]: bytes(found.read()) for path, found in tree.tensors()}
+    return {tree.names[path]: bytes(leaf.read()) for path, leaf in tree.tensors()}
 
 
 def _trained(folder: Path, kind: str, keras: Any = None) -> dict[str, Any]:
@@ -402,11 +402,11 @@ def _trained(folder: Path, kind: str, keras: Any = None) -> dict[str, Any]:
     for _ in range(2):
         step()
     prefix = first.save(str(folder / f"{kind}-theirs"))
-    ours = rewritten(Path(prefix), folder / f"{kind}-ours")
+    rewritten_prefix = rewritten(Path(prefix), folder / f"{kind}-ours")
     second, again = _trainer(kind, keras)
     if kind in ("v1", "legacy"):
         again()
-    second.restore(ours).assert_consumed()
+    second.restore(rewritten_prefix).assert_consumed()
     before = _values(first), _values(second)
     step()
     again()
@@ -469,9 +469,9 @@ def _restored_objects(folder: Path) -> dict[str, Any]:
     next(root.dataset)
     next(root.dataset)
     prefix = root.save(str(folder / "objects-theirs"))
-    ours = rewritten(Path(prefix), folder / "objects-ours")
+    rewritten_prefix = rewritten(Path(prefix), folder / "objects-ours")
     other = made()
-    other.restore(ours).assert_consumed()
+    other.restore(rewritten_prefix).assert_consumed()
     # TensorFlow does not find such an attribute again: it escapes the name twice to save, once to restore.
     escaped = tf.train.Checkpoint(odd=Odd("a.b/c")).save(str(folder / "escaped-theirs"))
     return {
@@ -497,10 +497,10 @@ def _restored_sample(folder: Path) -> dict[str, Any]:
     def made():
         return TD3(AgentSpec(3, 1, 2.0, (64, 64), 1e-3, 1e-7))
 
-    ours = rewritten(SAMPLE, folder / "sample-1")
+    rewritten_prefix = rewritten(SAMPLE, folder / "sample-1")
     first, second = made(), made()
     tf.train.Checkpoint(policy=first).restore(str(SAMPLE)).assert_consumed()
-    tf.train.Checkpoint(policy=second).restore(ours).assert_consumed()
+    tf.train.Checkpoint(policy=second).restore(rewritten_prefix).assert_consumed()
     obs = np.float32([0.1, -0.4, 2.0])
     same = _values(tf.train.Checkpoint(policy=first)) == _values(tf.train.Checkpoint(policy=second))
     return {"same": same, "actions": [agent.select_action(obs).tolist() for agent in (first, second)]}
@@ -510,21 +510,21 @@ def _identical(folder: Path) -> dict[str, list[int]]:
     """Save objects that nothing shares; return the sizes of files that differ from ours, theirs first."""
     import tensorflow as tf
 
-    found = {}
+    differences = {}
     for name in ("plain", "many"):
         root = tf.train.Checkpoint(net=_object({"module": {"w": np.ones((2, 3), np.float32)}}))
         root.net.parts = [_object(a) for _, a in flat(random_tree(3))]
         root.net.named = {"a/b.c": tf.Variable(1.0), "empty": tf.Variable(tf.zeros([0, 2]))}
         for number in range(700 if name == "many" else 0):
             setattr(root.net, f"v{number}_{'a_rather_long_name' * 20}", tf.Variable(float(number)))
-        theirs = root.save(str(folder / f"{name}-theirs"))
+        reference = root.save(str(folder / f"{name}-theirs"))
         # Blocks of an index end at 256 KiB (xla/tsl/lib/io/table_options.h).
-        assert (Path(theirs + ".index").stat().st_size > 262_144) == (name == "many")
-        ours = rewritten(Path(theirs), folder / f"{name}-ours")
+        assert (Path(reference + ".index").stat().st_size > 262_144) == (name == "many")
+        rewritten_prefix = rewritten(Path(reference), folder / f"{name}-ours")
         for end in (".index", ".data-00000-of-00001"):
-            a, b = Path(theirs + end).read_bytes(), Path(ours + end).read_bytes()
-            found[name + end] = [] if a == b else [len(a), len(b)]
-    return found
+            a, b = Path(reference + end).read_bytes(), Path(rewritten_prefix + end).read_bytes()
+            differences[name + end] = [] if a == b else [len(a), len(b)]
+    return differences
 
 
 def _latest(folder: Path) -> dict[str, Any]:
@@ -569,29 +569,29 @@ def restore_keras2(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with everything that this process writes."""
-    made = tmp_path_factory.mktemp("writes")
+    folder = tmp_path_factory.mktemp("writes")
     for seed in range(TREES):
-        save(tree_of(random_tree(seed)), f"{made}/tree-{seed}", "tf", sync=False)
+        save(tree_of(random_tree(seed)), f"{folder}/tree-{seed}", "tf", sync=False)
     for seed in range(BY_NAME):
-        save(tree_of(random_tree(seed, by_name=True)), f"{made}/names-{seed}", "tf1", sync=False)
-    put(names(many_values()), made / "many", shards=3)
-    assert len(put(tree_of(random_tree(LARGEST)), made / "sharded-1", shard_bytes=20, counter=1)) > 5
+        save(tree_of(random_tree(seed, by_name=True)), f"{folder}/names-{seed}", "tf1", sync=False)
+    put(names(many_values()), folder / "many", shards=3)
+    assert len(put(tree_of(random_tree(LARGEST)), folder / "sharded-1", shard_bytes=20, counter=1)) > 5
     for row in stored_types():
         tree = Tree({(attr("x"),): Leaf(row.name, (4,), Inline(type_bytes(row)), "x")})
-        put(tree, made / f"type-{row.name}", graph=False)
-    save(names(layer_values()), f"{made}/layers", "tf", sync=False)
-    (made / "managed").mkdir()
+        put(tree, folder / f"type-{row.name}", graph=False)
+    save(names(layer_values()), f"{folder}/layers", "tf", sync=False)
+    (folder / "managed").mkdir()
     for number in (3, 7):
         tree = names({"net/w": np.full(3, number, np.float32)})
-        save(tree, f"{made}/managed/ckpt-{number}", "tf", sync=False)
-    return made
+        save(tree, f"{folder}/managed/ckpt-{number}", "tf", sync=False)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def restored(folder: Path) -> dict[str, Any]:
-    asked = ["restore_all", *(["restore_keras2"] if importlib.util.find_spec("tf_keras") else [])]
-    told = run_each(__file__, dict.fromkeys(asked, folder))
-    return told["restore_all"] | {"keras_2": told.get("restore_keras2")}
+    programs = ["restore_all", *(["restore_keras2"] if importlib.util.find_spec("tf_keras") else [])]
+    outcomes = run_each(__file__, dict.fromkeys(programs, folder))
+    return outcomes["restore_all"] | {"keras_2": outcomes.get("restore_keras2")}
 
 
 def put(tree: Tree, prefix: Path, **options: Any) -> list[str]:
@@ -603,12 +603,12 @@ def put(tree: Tree, prefix: Path, **options: Any) -> list[str]:
 
 
 def files(tree: Tree, **options: Any) -> dict[str, bytes]:
-    found = {}
+    files = {}
     for piece in tf_bundle.pieces(tree, **options):
         stream = io.BytesIO()
         piece.write(stream)
-        found[piece.suffix] = stream.getvalue()
-    return found
+        files[piece.suffix] = stream.getvalue()
+    return files
 
 
 def read_back(tree: Tree, folder: Path, **options: Any) -> Checkpoint:
@@ -619,16 +619,16 @@ def read_back(tree: Tree, folder: Path, **options: Any) -> Checkpoint:
 def facts(tree: Tree) -> dict[TreePath, Any]:
     return {
         path: (
-            found.key,
-            found.dtype,
-            found.shape,
-            found.role,
-            found.of,
-            found.slot,
-            found.trainable,
-            found.name,
+            leaf.key,
+            leaf.dtype,
+            leaf.shape,
+            leaf.role,
+            leaf.of,
+            leaf.slot,
+            leaf.trainable,
+            leaf.name,
         )
-        for path, found in tree.tensors()
+        for path, leaf in tree.tensors()
     }
 
 
@@ -648,9 +648,9 @@ def require_fixed(checkpoint: Checkpoint, folder: Path, *, dropped: bool = False
 @without_tensorflow
 def test_random_trees_are_consumed_whole(restored: dict[str, Any]) -> None:
     assert restored["trees"] == [0] * TREES
-    found = [array for seed in range(TREES) for _, array in flat(random_tree(seed))]
-    assert {array.dtype.name for array in found} == {*TYPES, "object"} - {"string"}
-    assert {array.shape for array in found} == set(SHAPES)
+    arrays = [array for seed in range(TREES) for _, array in flat(random_tree(seed))]
+    assert {array.dtype.name for array in arrays} == {*TYPES, "object"} - {"string"}
+    assert {array.shape for array in arrays} == set(SHAPES)
 
 
 @pytest.mark.tensorflow
@@ -688,24 +688,24 @@ def test_one_file_serves_modules_and_both_keras(restored: dict[str, Any]) -> Non
 def test_training_goes_on_as_if_nothing_had_happened(
     restored: dict[str, Any], kind: str, tmp_path: Path
 ) -> None:
-    found = restored["trained"][kind]
-    assert found["restored"]
-    assert found["trained"]
-    assert found["tensors"] >= 15
-    require_fixed(open_checkpoint(found["theirs"]), tmp_path, dropped=kind == "shared")
+    outcome = restored["trained"][kind]
+    assert outcome["restored"]
+    assert outcome["trained"]
+    assert outcome["tensors"] >= 15
+    require_fixed(open_checkpoint(outcome["theirs"]), tmp_path, dropped=kind == "shared")
 
 
 @pytest.mark.tensorflow
 @without_tensorflow
 @without_tf_keras
 def test_keras_2(restored: dict[str, Any], tmp_path: Path) -> None:
-    found = restored["keras_2"]
-    assert found["layers"] == 0
+    outcome = restored["keras_2"]
+    assert outcome["layers"] == 0
     for kind in ("legacy", "modern"):
-        assert found[kind]["restored"]
-        assert found[kind]["trained"]
-        require_fixed(open_checkpoint(found[kind]["theirs"]), tmp_path)
-    slots = [path for path, one in open_checkpoint(found["legacy"]["theirs"]).tree.tensors() if one.slot]
+        assert outcome[kind]["restored"]
+        assert outcome[kind]["trained"]
+        require_fixed(open_checkpoint(outcome[kind]["theirs"]), tmp_path)
+    slots = [path for path, one in open_checkpoint(outcome["legacy"]["theirs"]).tree.tensors() if one.slot]
     assert len(slots) == 16
     assert all(attr("slots") in path for path in slots)
 
@@ -713,9 +713,9 @@ def test_keras_2(restored: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.tensorflow
 @without_tensorflow
 def test_objects_that_are_no_variables(restored: dict[str, Any], tmp_path: Path) -> None:
-    found = dict(restored["objects"])
-    theirs = found.pop("theirs")
-    assert found == {
+    outcome = dict(restored["objects"])
+    prefixes = outcome.pop("theirs")
+    assert outcome == {
         "state": '{"episodes": 12}',
         "odd": [[3, 4], 5],
         "generator": True,
@@ -725,7 +725,7 @@ def test_objects_that_are_no_variables(restored: dict[str, Any], tmp_path: Path)
         "dataset": 2,
         "save_counter": 1,
     }
-    for prefix in theirs:
+    for prefix in prefixes:
         require_fixed(open_checkpoint(prefix), tmp_path)
 
 
@@ -833,10 +833,10 @@ def test_slots_without_an_edge(tmp_path: Path) -> None:
     slot = leaf(np.float32(2), "torch:exp_avg", role="slot", of=owner, slot="m")
     tree = Tree({**tree.leaves, path: slot})
     again = read_back(tree, tmp_path)
-    found = again.tree[path]
-    assert isinstance(found, Leaf)
-    assert (found.role, found.slot, found.of) == ("slot", "m", owner)
-    assert found.key == "net/w/.OPTIMIZER_SLOT/opt/m/.ATTRIBUTES/VARIABLE_VALUE"
+    result = again.tree[path]
+    assert isinstance(result, Leaf)
+    assert (result.role, result.slot, result.of) == ("slot", "m", owner)
+    assert result.key == "net/w/.OPTIMIZER_SLOT/opt/m/.ATTRIBUTES/VARIABLE_VALUE"
     require_fixed(again, tmp_path)
 
 
@@ -859,11 +859,11 @@ def test_adams_moments_by_name(tmp_path: Path) -> None:
     tree = open_checkpoint(str(SAMPLE)).tree
     again = read_back(tree, tmp_path, graph=False).tree
     assert len(again) == len(tree)
-    found = {one.key: one.array() for _, one in again.tensors()}
+    arrays = {one.key: one.array() for _, one in again.tensors()}
     kernel = (attr("policy"), attr("actor"), attr("l1"), attr("_kernel"))
     for slot, name in (("m", "Adam"), ("v", "Adam_1")):
         (moment,) = [one for _, one in tree.tensors() if one.of == kernel and one.slot == slot]
-        np.testing.assert_array_equal(found[f"policy/actor/l1/kernel/{name}"], moment.array())
+        np.testing.assert_array_equal(arrays[f"policy/actor/l1/kernel/{name}"], moment.array())
     assert list(tf_bundle.stored(tree, graph=False)) == list(again)
 
 
@@ -899,8 +899,8 @@ def tree_key(one: Leaf) -> str:
 def test_shards(tmp_path: Path, options: dict[str, int], sizes: list[int]) -> None:
     tree = names({f"v{n}": np.full(100, n, np.float32) for n in range(4)})
     put(tree, tmp_path / "x", graph=False, **options)
-    found = [path.stat().st_size for path in sorted(tmp_path.glob("x.data-*"))]
-    assert found == sizes
+    result = [path.stat().st_size for path in sorted(tmp_path.glob("x.data-*"))]
+    assert result == sizes
     again = tf_bundle.read(str(tmp_path / "x"))
     assert [one.array()[0] for _, one in again.tree.tensors()] == [0, 1, 2, 3]
     with pytest.raises(UnsupportedError, match="shards"):
@@ -993,8 +993,8 @@ def test_the_command_writes_objects_and_names(tmp_path: Path, golden: Golden) ->
 
 
 def bytes_of(tree: Tree, name: str) -> bytes:
-    (found,) = [one for path, one in tree.tensors() if tree.names[path] == name]
-    return bytes(found.read())
+    (leaf,) = [one for path, one in tree.tensors() if tree.names[path] == name]
+    return bytes(leaf.read())
 
 
 def small(value: float = 1.0) -> Tree:
@@ -1045,11 +1045,11 @@ def test_times_in_the_state_file_stay_one_for_each(tmp_path: Path) -> None:
     old = tf_common.CheckpointState("a", ("/elsewhere/z", "a"), (1.0, 2.0), 0.5)
     (tmp_path / "checkpoint").write_bytes(tf_common.encode_state(old))
     save(small(), str(tmp_path / "b"), "tf1")
-    found = tf_common.read_state(str(tmp_path / "checkpoint"))
-    assert found[:2] == ("b", ("/elsewhere/z", "a", "b"))
-    assert found.times[:2] == (1.0, 2.0)
-    assert len(found.times) == 3
-    assert found.preserved == 0.5
+    state = tf_common.read_state(str(tmp_path / "checkpoint"))
+    assert state[:2] == ("b", ("/elsewhere/z", "a", "b"))
+    assert state.times[:2] == (1.0, 2.0)
+    assert len(state.times) == 3
+    assert state.preserved == 0.5
 
 
 @pytest.mark.parametrize("content", [b"", b"model_checkpoint_path: ", b'model_checkpoint_path: "a', b"\0\1"])
@@ -1149,9 +1149,9 @@ def test_a_write_that_went_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.
 def test_the_save_counter_is_the_prefixs_number(tmp_path: Path, name: str, counter: int) -> None:
     save(small(), str(tmp_path / name), "tf")
     tree = open_checkpoint(str(tmp_path / name)).tree
-    found = tree[attr("save_counter"),]
-    assert isinstance(found, Leaf)
-    assert (found.dtype, int(found.array()), found.role) == ("int64", counter, "counter")
+    leaf = tree[attr("save_counter"),]
+    assert isinstance(leaf, Leaf)
+    assert (leaf.dtype, int(leaf.array()), leaf.role) == ("int64", counter, "counter")
     # What TensorFlow wrote without one stays without one; one that is there stays.
     rewritten(tmp_path / name, tmp_path / "other-99")
     again = open_checkpoint(str(tmp_path / "other-99")).tree[attr("save_counter"),]

@@ -72,9 +72,9 @@ SEEN = [
 
 @pytest.mark.parametrize("words", SEEN, ids=" ".join)
 def test_it_fits_eighty_columns(place: Path, words: list[str]) -> None:
-    seen = shown(place, *words, COLUMNS="80")
-    assert seen.status in (0, 1), seen.err
-    lines = [line for line in STYLE.sub("", seen.out).splitlines() if not line.startswith("next: ")]
+    process = shown(place, *words, COLUMNS="80")
+    assert process.status in (0, 1), process.err
+    lines = [line for line in STYLE.sub("", process.out).splitlines() if not line.startswith("next: ")]
     assert max(map(len, lines)) <= 80
     assert all(line == line.rstrip() for line in lines)
 
@@ -137,9 +137,9 @@ def test_long_names_lose_their_middle_on_a_terminal_and_are_whole_in_a_pipe(tmp_
         ["diff", "a.pt", "b.pt"],
         ["convert", "a.pt", "x.npz", "--dry-run"],
     ):
-        seen = shown(tmp_path, *words, NO_COLOR="1").out.splitlines()
-        assert max(map(len, seen)) <= 80
-        assert any("…" in line and line.startswith(("a_rather", "    -> a_rather")) for line in seen)
+        lines = shown(tmp_path, *words, NO_COLOR="1").out.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert any("…" in line and line.startswith(("a_rather", "    -> a_rather")) for line in lines)
         if words[0] in ("diff", "convert"):
             assert deep.replace(".", "/") in in_process(*words, cwd=tmp_path).out
 
@@ -149,8 +149,8 @@ def test_a_ranking_and_a_folder_fit_whatever_their_paths_are(place: Path, tmp_pa
     pytest.importorskip("gymnasium")
     folder = shutil.copytree(place / "run", tmp_path / ("deep" * 15))
     for words in (["eval", folder, "--episodes", "2", "--no-chart"], ["inspect", folder, "--depth", "1"]):
-        seen = STYLE.sub("", shown(tmp_path, *words).out).splitlines()
-        rows = [line for line in seen if re.search(r"…\S*ckpt-\d+", line)]
+        lines = STYLE.sub("", shown(tmp_path, *words).out).splitlines()
+        rows = [line for line in lines if re.search(r"…\S*ckpt-\d+", line)]
         assert len(rows) >= 2
         assert max(map(len, rows)) <= 80
         # In a pipe they are whole.
@@ -243,8 +243,8 @@ def test_a_variable_forces_the_colors_of_help() -> None:
 def test_a_pattern_filters_wherever_tensors_are_listed(place: Path) -> None:
     for words in (["digest", "agent.pt"], ["convert", "agent.pt", "x.npz", "--dry-run"]):
         document = in_process(*words, "--glob", "actor/l1/*", "--json", cwd=place).json()
-        found = [each.get("path") or each["source"] for each in document.get("tensors") or document["mapped"]]
-        assert found == ["actor/l1/weight", "actor/l1/bias"]
+        paths = [leaf.get("path") or leaf["source"] for leaf in document.get("tensors") or document["mapped"]]
+        assert paths == ["actor/l1/weight", "actor/l1/bias"]
     whole = in_process("digest", "agent.pt", "--json", cwd=place).json()
     part = in_process("digest", "agent.pt", "--glob", "actor/**", "--json", cwd=place).json()
     assert part["sha256"] == whole["sha256"]
@@ -335,7 +335,7 @@ def test_the_examples_of_help_run(fresh: Path, example: str) -> None:
         *words, _, target = words
     if words[0] == "convert":
         words += ["--force", "--no-verify"]
-    words = [each for word in words for each in (["agent.pt", "new.pt"] if word == "*.pt" else [word])]
+    words = [name for word in words for name in (["agent.pt", "new.pt"] if word == "*.pt" else [word])]
     ran = in_process(*words, cwd=fresh)
     assert ran.status in ((0, 1) if FINDS.search(words[0]) else (0,)), ran.err
     if target is not None:

@@ -39,7 +39,7 @@ def written(folder: Path, name: str = "agent.pt", **changes: object) -> Path:
         "steps": np.array(7, np.int64),
         "lr": 3e-4,
     }
-    named = {each.replace("/", "_").replace(".", "_"): each for each in entries}
+    named = {item.replace("/", "_").replace(".", "_"): item for item in entries}
     entries |= {named.get(name, name): value for name, value in changes.items()}
     folder.mkdir(exist_ok=True)
     save(torch_tree(entries), str(folder / name), force=True)  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def test_every_entry_has_one_line_with_its_digest_and_numbers(tmp_path: Path) ->
     file = written(tmp_path)
     lines = textconv(str(file))
     assert "pytorch" in lines[0]
-    digests = {each.path: each.sha256 for each in digest(str(file)).tensors}
+    digests = {tensor.path: tensor.sha256 for tensor in digest(str(file)).tensors}
     assert lines[1:] == (
         "lr = 0.0003",
         f"net/l1/bias float32[8] {digests['net/l1/bias'][:12]} 0 to 0, mean 0, std 0",
@@ -65,7 +65,7 @@ def test_every_entry_has_one_line_with_its_digest_and_numbers(tmp_path: Path) ->
 
 def _range(file: Path) -> str:
     tree = open_checkpoint(str(file)).tree
-    array = next(each.array() for path, each in tree.tensors() if display(path) == "net/l1/weight")
+    array = next(item.array() for path, item in tree.tensors() if display(path) == "net/l1/weight")
     array = array.astype(np.float64)
     return f"{array.min():.4g} to {array.max():.4g}, mean {array.mean():.4g}, std {array.std():.4g}"
 
@@ -89,7 +89,7 @@ def test_what_is_not_finite_is_counted_and_aliases_are_named(tmp_path: Path) -> 
 def test_what_loading_would_run_comes_first(tmp_path: Path, golden: Golden) -> None:
     data, name = ACTING["GLOBAL + REDUCE"]
     (tmp_path / "x.pkl").write_bytes(data)
-    golden("\n".join(each for each in textconv(str(tmp_path / "x.pkl"))[:3] if name in each))
+    golden("\n".join(line for line in textconv(str(tmp_path / "x.pkl"))[:3] if name in line))
 
 
 def test_long_texts_and_control_characters_stay_in_their_line(tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_an_index_is_told_without_its_shards_and_the_same_with_them(tmp_path: Pa
     shutil.copy(f"{TF_SAMPLE}.index", tmp_path)
     alone = textconv(str(tmp_path / f"{TF_SAMPLE.name}.index"))
     assert alone == textconv(f"{TF_SAMPLE}.index")
-    whole = {each.key: each for each in digest(str(TF_SAMPLE)).tensors}
+    whole = {tensor.key: tensor for tensor in digest(str(TF_SAMPLE)).tensors}
     assert len(alone) == 1 + len(whole)
-    forms = {f"{each.dtype}{list(each.shape)}" for each in whole.values()}
+    forms = {f"{tensor.dtype}{list(tensor.shape)}" for tensor in whole.values()}
     assert {line.split(" ", 1)[1].rpartition(" crc32c ")[0] for line in alone[1:]} == forms
     assert any(line.startswith("policy/actor/l1/kernel float32[3, 64] crc32c ") for line in alone)
     assert not [line for line in alone if "missing" in line or "ckpt-15000" in line]

@@ -36,7 +36,7 @@ CONDITIONAL = {
 
 def acting(path: Path | str) -> set[str]:
     """Return the names in a checkpoint that run code."""
-    return {each.name for each in open_checkpoint(str(path)).code_references if each.verdict == CODE}
+    return {name.name for name in open_checkpoint(str(path)).code_references if name.verdict == CODE}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_no_listed_operation_names_anything_outside(written: tuple[Path, dict[st
     }
     assert suspicious <= HARMLESS
     words = ("File", "Reader", "Rpc", "TPU", "Collective", "Nccl", "PyFunc", "Debug", "Snapshot", "Service")
-    named = {each for each in tf_operations.PURE_OPERATIONS if any(word in each for word in words)}
+    named = {node for node in tf_operations.PURE_OPERATIONS if any(word in node for word in words)}
     assert named <= {"ShardedFilename", "ShardedFilespec", "Snapshot", "DebugGradientIdentity"} | {
         "BoostedTreesExampleDebugOutputs",
         "DebugGradientRefIdentity",
@@ -99,9 +99,9 @@ def test_every_other_operation_is_a_finding(written: tuple[Path, dict[str, Any]]
     others = sorted(written[1]["list_registry"].keys() - tf_operations.PURE_OPERATIONS - CONDITIONAL)
     assert len(others) > 400
     graph = b"".join(field(1, field(1, f"n{at}") + field(2, op)) for at, op in enumerate([*others, "MyOp"]))
-    found = tf_operations.audit_graph(memoryview(graph), "x")
-    assert found is not None
-    assert {each.name for each in found} == {*others, "MyOp"}
+    references = tf_operations.audit_graph(memoryview(graph), "x")
+    assert references is not None
+    assert {reference.name for reference in references} == {*others, "MyOp"}
 
 
 # Graphs that TensorFlow wrote.
@@ -116,9 +116,9 @@ def test_ordinary_graphs(written: tuple[Path, dict[str, Any]]) -> None:
         assert (name, checkpoint.code_references, checkpoint.unjudged) == (name, (), ())
         assert not operations or operations["nodes"] > 0
     assert len(answers["build_pure"]) >= 20
-    found = check([str(folder / "pure")])
-    assert [each.path for each in found.checkpoints if each.error] == []
-    assert [f for each in found.checkpoints for f in each.findings if f.topic == "loading"] == []
+    result = check([str(folder / "pure")])
+    assert [checkpoint.path for checkpoint in result.checkpoints if checkpoint.error] == []
+    assert [f for checkpoint in result.checkpoints for f in checkpoint.findings if f.topic == "loading"] == []
 
 
 @pytest.mark.tensorflow
@@ -127,10 +127,10 @@ def test_graphs_that_act(written: tuple[Path, dict[str, Any]]) -> None:
     folder, answers = written
     expected = answers["build_acting"]
     assert len(expected) >= 30
-    found = {name: sorted(acting(folder / "acting" / name) & set(ops)) for name, ops in expected.items()}
-    assert found == {name: sorted(ops) for name, ops in expected.items()}
+    operations = {name: sorted(acting(folder / "acting" / name) & set(ops)) for name, ops in expected.items()}
+    assert operations == {name: sorted(ops) for name, ops in expected.items()}
     verdicts = check([str(folder / "acting")]).checkpoints
-    judged = {Path(each.path).name for each in verdicts if any(f.topic == "loading" for f in each.findings)}
+    judged = {Path(row.path).name for row in verdicts if any(f.topic == "loading" for f in row.findings)}
     assert judged >= expected.keys()
 
 
@@ -155,14 +155,14 @@ def test_every_command_reports_it(written: tuple[Path, dict[str, Any]], tmp_path
     model = written[0] / "acting" / "write"
     listing = in_process("inspect", model, "--json").json()
     assert listing["asks"]["verdict"] == CODE
-    assert [each["name"] for each in listing["asks"]["names"]] == ["WriteFile"]
+    assert [name["name"] for name in listing["asks"]["names"]] == ["WriteFile"]
     assert in_process("inspect", model, "--strict").status == 1
     diagnosis = in_process("doctor", model, "--json")
     assert diagnosis.status == 1
-    assert "loading" in {each["topic"] for each in diagnosis.json()["findings"]}
+    assert "loading" in {row["topic"] for row in diagnosis.json()["findings"]}
     assert in_process("check", model, "--sarif", "x.sarif", cwd=tmp_path).status == 1
     results = json.loads((tmp_path / "x.sarif").read_text())["runs"][0]["results"]
-    assert "ckpttool/loading" in {each["ruleId"] for each in results}
+    assert "ckpttool/loading" in {result["ruleId"] for result in results}
 
 
 @pytest.mark.corpus
@@ -181,12 +181,12 @@ def test_graphs_of_the_corpus() -> None:
 
 
 def node(op: str, name: str, *inputs: str, attributes: bytes = b"") -> bytes:
-    return field(1, field(1, name) + field(2, op) + b"".join(field(3, each) for each in inputs) + attributes)
+    return field(1, field(1, name) + field(2, op) + b"".join(field(3, item) for item in inputs) + attributes)
 
 
 def audit(data: bytes) -> set[str] | None:
-    found = tf_operations.audit_graph(memoryview(data), "x.pb")
-    return None if found is None else {each.name for each in found}
+    references = tf_operations.audit_graph(memoryview(data), "x.pb")
+    return None if references is None else {reference.name for reference in references}
 
 
 WRITE = node("WriteFile", "w", "x")
@@ -234,8 +234,8 @@ def test_a_graph_that_begins_like_another_file(tmp_path: Path) -> None:
     """The name of the first node makes the file look like TensorFlow Lite's, or like text."""
     for name in ("TFL3", "PTMF", "ET12", "x" * 5000):
         (tmp_path / "x.pb").write_bytes(node("NoOp", name) + WRITE)
-        found = check([str(tmp_path)])
-        assert [f.topic for each in found.checkpoints for f in each.findings] == ["loading"], name
+        result = check([str(tmp_path)])
+        assert [f.topic for saved in result.checkpoints for f in saved.findings] == ["loading"], name
         # A group, which other parsers skip, keeps it from being judged.
         (tmp_path / "x.pb").write_bytes(node("NoOp", name) + b"\x7b\x7c" + WRITE)
         assert not check([str(tmp_path)]).clean, name
@@ -331,8 +331,8 @@ def test_graphs_side_by_side(tmp_path: Path) -> None:
         for name in names:
             (folder / f"saved_model.{name}").write_bytes(good if name == "pb" else b"")
         os.symlink(SEED / "variables", folder / "variables")
-        found = check([str(folder)])
-        assert not found.clean, names
+        result = check([str(folder)])
+        assert not result.clean, names
         assert in_process("inspect", folder, "--strict").status != 0
 
 

@@ -160,8 +160,8 @@ def restore(folder: Path) -> dict[str, list[Any]]:
     """Restore what was converted and note its actions, now and after one more step."""
     import tensorflow as tf
 
-    found: dict[str, list[Any]] = {}
-    found["objects of named"] = _restore_objects(folder / "objects_of_named-5")
+    actions: dict[str, list[Any]] = {}
+    actions["objects of named"] = _restore_objects(folder / "objects_of_named-5")
     for name in ("named_of_objects-1", "named_of_keras-1"):
         with tf.Graph().as_default():
             obs, action, step = _graph_program(tf)
@@ -170,20 +170,20 @@ def restore(folder: Path) -> dict[str, list[Any]]:
                 saver.restore(session, str(folder / name))
                 now = session.run(action, {obs: observations()}).tolist()
                 session.run(step, {obs: observations()})
-                found[name] = [now, session.run(action, {obs: observations()}).tolist()]
+                actions[name] = [now, session.run(action, {obs: observations()}).tolist()]
     policy = _keras_policy()
     policy(observations())
     tf.train.Checkpoint(policy).read(str(folder / "part-1")).assert_existing_objects_matched()
-    found["part"] = [policy(observations()).numpy().tolist()]
-    found["keras file"] = []
+    actions["part"] = [policy(observations()).numpy().tolist()]
+    actions["keras file"] = []
     for name in ("objects.weights.h5", "torch.weights.h5"):
         model = _keras_policy() if name.startswith("objects") else _keras_policy(64)
         model(observations())
         model.load_weights(str(folder / name))
-        found["keras file"].append(model(observations()).numpy().tolist())
+        actions["keras file"].append(model(observations()).numpy().tolist())
     _restore_agent(folder)
     _restore_sequential(folder)
-    return found
+    return actions
 
 
 def _restore_objects(prefix: Path) -> list[Any]:
@@ -240,9 +240,9 @@ def _restore_sequential(folder: Path) -> None:
             def call(self, x: Any) -> Any:
                 return self.net(x)
 
-        made = Actor()
-        made(np.zeros((1, 3), np.float32))
-        return made
+        actor = Actor()
+        actor(np.zeros((1, 3), np.float32))
+        return actor
 
     agent = tf.Module()
     agent.actor, agent.actor_target = network(), network()
@@ -266,9 +266,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("TensorFlow is not installed")
     from tests import tensorflow_child
 
-    place = tmp_path_factory.mktemp("forms")
-    tensorflow_child.run(__file__, "train", place)
-    save(amsgrad_agent(), str(place / "sequential.pt"))
+    folder = tmp_path_factory.mktemp("forms")
+    tensorflow_child.run(__file__, "train", folder)
+    save(amsgrad_agent(), str(folder / "sequential.pt"))
     for source, target, *options in (
         ("named-5", "objects_of_named-5", "--to", "tf"),
         ("objects-1", "named_of_objects-1", "--to", "tf1"),
@@ -279,11 +279,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (TORCH_SAMPLE, "agent-15000", "--to", "tf"),
         ("sequential.pt", "sequential-1", "--to", "tf"),
     ):
-        ran = in_process("convert", source, target, *options, "--json", cwd=place)
+        ran = in_process("convert", source, target, *options, "--json", cwd=folder)
         assert ran.status == 0, (source, ran.out, ran.err)
-        (place / f"{target}.report.json").write_text(ran.out)
-    tensorflow_child.run(__file__, "restore", place)
-    return place
+        (folder / f"{target}.report.json").write_text(ran.out)
+    tensorflow_child.run(__file__, "restore", folder)
+    return folder
 
 
 def amsgrad_agent() -> Tree:
@@ -389,10 +389,10 @@ def test_a_real_agent_of_wide_layers_verifies_as_the_same(
     source = corpus / "torch" / "fujimoto" / "bmcnns" / "models" / "TD3_HalfCheetah-v3_0"
     convert(str(source), str(tmp_path / "agent-1"), to="tf", allow_missing=True)
     assert canonical(source).items() <= canonical(tmp_path / "agent-1").items()
-    found = verify(str(source), str(tmp_path / "agent-1"))
-    assert [network.name for network in found.networks] == ["actor", "critic/q1", "critic/q2"]
+    verification = verify(str(source), str(tmp_path / "agent-1"))
+    assert [network.name for network in verification.networks] == ["actor", "critic/q1", "critic/q2"]
     # TensorFlow adds 256 terms one after the other: it is further from float64, and no other agent.
-    assert found.within, found.document()
+    assert verification.within, verification.document()
 
 
 # --- Without TensorFlow ------------------------------------------------------------------------------
@@ -408,9 +408,9 @@ def canonical(path: Path) -> dict[str, bytes]:
     assert binding is not None
     agent = canonical_tree(tree, binding.moves)
     return {
-        agent.names[at]: bytes(found.read())
-        for at, found in agent.items()
-        if isinstance(found, Leaf) and agent.names[at] != "save_counter"
+        agent.names[at]: bytes(leaf.read())
+        for at, leaf in agent.items()
+        if isinstance(leaf, Leaf) and agent.names[at] != "save_counter"
     }
 
 
@@ -422,9 +422,9 @@ def test_torch_to_tensorflow_to_torch_is_the_same_file(tmp_path: Path) -> None:
         assert ran.status == 0, ran.out + ran.err
     assert digest(str(tmp_path / "back.pt")).sha256 == digest(str(TORCH_SAMPLE)).sha256
     assert len(canonical(tmp_path / "ckpt-7")) == len(canonical(TF_SAMPLE))
-    told = json.loads((tmp_path / "ckpt-7.ckpttool.json").read_text())["optimizers"]
-    assert told["actor_optimizer"]["epsilon"] == 1e-8
-    assert told["actor_optimizer"]["learning_rate"] == 1e-3
+    settings = json.loads((tmp_path / "ckpt-7.ckpttool.json").read_text())["optimizers"]
+    assert settings["actor_optimizer"]["epsilon"] == 1e-8
+    assert settings["actor_optimizer"]["learning_rate"] == 1e-3
 
 
 def test_tensorflow_to_torch_to_tensorflow_is_bit_for_bit(tmp_path: Path) -> None:

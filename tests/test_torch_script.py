@@ -50,31 +50,31 @@ def net(torch):
 
 @pytest.fixture(scope="module")
 def folder(torch, net, tmp_path_factory) -> Path:
-    made: Path = tmp_path_factory.mktemp("script")
+    folder: Path = tmp_path_factory.mktemp("script")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _save(torch, net, made)
-    return made
+        _save(torch, net, folder)
+    return folder
 
 
-def _save(torch, net, made: Path) -> None:
+def _save(torch, net, folder: Path) -> None:
     scripted = torch.jit.script(net)
-    scripted.save(str(made / "script.pt"), _extra_files={"about.txt": b"hello"})
-    scripted._save_for_lite_interpreter(str(made / "mobile.ptl"))
-    torch.jit.trace(net, torch.ones(4, 2)).save(str(made / "trace.pt"))
-    torch.jit.freeze(scripted).save(str(made / "frozen.pt"))
+    scripted.save(str(folder / "script.pt"), _extra_files={"about.txt": b"hello"})
+    scripted._save_for_lite_interpreter(str(folder / "mobile.ptl"))
+    torch.jit.trace(net, torch.ones(4, 2)).save(str(folder / "trace.pt"))
+    torch.jit.freeze(scripted).save(str(folder / "frozen.pt"))
 
 
 @pytest.mark.parametrize("name", ["script.pt", "trace.pt", "mobile.ptl"])
 def test_names_and_bytes_are_those_of_the_state_dict(torch, net, folder, name):
     tree = open_checkpoint(str(folder / name)).tree
-    ours = named(tree)
+    leaves = named(tree)
     for native, value in net.state_dict().items():
-        assert bytes(ours[native].read()) == bytes_of(torch, value), native
-    trained = {native: leaf for native, leaf in ours.items() if leaf.role == "parameter"}
+        assert bytes(leaves[native].read()) == bytes_of(torch, value), native
+    trained = {native: leaf for native, leaf in leaves.items() if leaf.role == "parameter"}
     assert trained.keys() >= {native for native, _ in net.named_parameters()}
     assert all(leaf.trainable for leaf in trained.values())
-    buffers = {native for native, leaf in ours.items() if leaf.role in ("buffer", "counter")}
+    buffers = {native for native, leaf in leaves.items() if leaf.role in ("buffer", "counter")}
     assert buffers == {native for native, _ in net.named_buffers()}
 
 
@@ -88,27 +88,27 @@ def test_attributes_are_values(folder):
 
 
 def test_code_is_named_with_its_sizes(folder, golden):
-    found = open_checkpoint(str(folder / "script.pt"))
+    checkpoint = open_checkpoint(str(folder / "script.pt"))
     members = {info.filename: info.file_size for info in zipfile.ZipFile(folder / "script.pt").infolist()}
-    code = {f"script/{each['name']}": each["nbytes"] for each in found.details["code"]}
+    code = {f"script/{file['name']}": file["nbytes"] for file in checkpoint.details["code"]}
     assert code == {name: size for name, size in members.items() if name.startswith("script/code/")}
-    assert found.details["extra"] == [{"name": "extra/about.txt", "nbytes": 5}]
+    assert checkpoint.details["extra"] == [{"name": "extra/about.txt", "nbytes": 5}]
     files = sum(name.endswith(".py") for name in code)
-    golden("\n".join(found.notes).replace(f" {files} ", " N "))
-    assert str(found.writer).startswith("TorchScript ")
-    json.dumps(dict(found.details))
+    golden("\n".join(checkpoint.notes).replace(f" {files} ", " N "))
+    assert str(checkpoint.writer).startswith("TorchScript ")
+    json.dumps(dict(checkpoint.details))
 
 
 def test_findings_name_each_file_that_is_compiled(folder, golden):
     """The others are positions in the source, for messages of errors: no finding is about them."""
     file = folder / "script.pt"
     with zipfile.ZipFile(file) as archive:
-        names = [each.partition("/")[2] for each in archive.namelist()]
-    code = {each for each in names if each.startswith("code/") and each.endswith(".py")}
-    assert code < {each for each in names if each.startswith("code/")}
-    found = [each.sentence for each in diagnose(str(file)).findings if each.topic == "loading"]
-    assert {each.rpartition(" ")[2] for each in found} == code
-    golden(found[0])
+        names = [name.partition("/")[2] for name in archive.namelist()]
+    code = {name for name in names if name.startswith("code/") and name.endswith(".py")}
+    assert code < {name for name in names if name.startswith("code/")}
+    sentences = [finding.sentence for finding in diagnose(str(file)).findings if finding.topic == "loading"]
+    assert {sentence.rpartition(" ")[2] for sentence in sentences} == code
+    golden(sentences[0])
 
 
 def test_constants_have_the_names_of_the_code(torch, net, folder):
@@ -125,8 +125,8 @@ def test_a_frozen_module_is_its_constants(torch, net, folder):
     assert all(path[0] == attr("CONSTANTS") for path in tree)
     assert tree.containers[()].name.endswith("Net")
     assert tree.containers[attr("CONSTANTS"),] == Container("record", "CONSTANTS")
-    found = {bytes(leaf.read()) for _, leaf in tree.tensors()}
-    assert bytes_of(torch, net.memory.weight) in found
+    contents = {bytes(leaf.read()) for _, leaf in tree.tensors()}
+    assert bytes_of(torch, net.memory.weight) in contents
 
 
 def test_bytecode_is_told(folder, golden):
@@ -168,8 +168,8 @@ def test_archives_that_are_programs_are_named(tmp_path, golden):
         "m/.data/extern_modules",
     )
     for number, name in enumerate(others):
-        with zipfile.ZipFile(tmp_path / f"{number}.pt", "w") as made:
-            made.writestr(name, "{}")
+        with zipfile.ZipFile(tmp_path / f"{number}.pt", "w") as archive:
+            archive.writestr(name, "{}")
         with pytest.raises(NotACheckpointError) as caught:
             open_checkpoint(str(tmp_path / f"{number}.pt"))
         golden(caught.value)

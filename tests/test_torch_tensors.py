@@ -58,10 +58,10 @@ def bytes_of(torch: Any, value: Any) -> bytes:
 
 
 def named(tree: Tree) -> dict[str, Leaf]:
-    found = {leaf.key: leaf for _, leaf in tree.tensors()}
+    leaves = {leaf.key: leaf for _, leaf in tree.tensors()}
     for path, aliases in tree.aliases.items():
-        found |= {alias.key: tree[path] for alias in aliases if alias.key is not None}
-    return found
+        leaves |= {alias.key: tree[path] for alias in aliases if alias.key is not None}
+    return leaves
 
 
 # ------------------------------------------------------------------ storages
@@ -97,27 +97,27 @@ def test_every_typed_storage_of_every_device(module, name, tmp_path):
 )
 def test_untyped_storages_are_bytes(kind, tmp_path):
     where = PersistentId(("storage", kind, "0", "cpu", 16))
-    found = read(archive(dumps({"a": tensor(0, (16,), (1,), where), "s": where}), {"0": ONE}), tmp_path).tree
-    assert (found[key("a"),].dtype, bytes(found[key("a"),].read())) == ("uint8", ONE)
+    tree = read(archive(dumps({"a": tensor(0, (16,), (1,), where), "s": where}), {"0": ONE}), tmp_path).tree
+    assert (tree[key("a"),].dtype, bytes(tree[key("a"),].read())) == ("uint8", ONE)
 
 
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_storages_saved_alone_are_listed(torch, tmp_path):
     value = {"typed": torch.ones(3).storage(), "bytes": torch.ones(3).untyped_storage()}
-    found = saved(torch, value, tmp_path)
-    assert (found[key("typed"),].dtype, found[key("typed"),].shape) == ("float32", (3,))
-    assert (found[key("bytes"),].dtype, found[key("bytes"),].shape) == ("uint8", (12,))
-    assert {leaf.role for _, leaf in found.tensors()} == {"other"}
+    tree = saved(torch, value, tmp_path)
+    assert (tree[key("typed"),].dtype, tree[key("typed"),].shape) == ("float32", (3,))
+    assert (tree[key("bytes"),].dtype, tree[key("bytes"),].shape) == ("uint8", (12,))
+    assert {leaf.role for _, leaf in tree.tensors()} == {"other"}
 
 
 @pytest.mark.torch
 def test_storages_of_two_types_over_the_same_bytes(torch, tmp_path):
     base = torch.arange(8, dtype=torch.uint8)
     value = {"a": base, "b": base.view(torch.float8_e5m2), "c": base.view(torch.uint16)}
-    found = saved(torch, value, tmp_path)
+    tree = saved(torch, value, tmp_path)
     for name, expected in value.items():
-        assert bytes(found[key(name),].read()) == bytes_of(torch, expected)
+        assert bytes(tree[key(name),].read()) == bytes_of(torch, expected)
 
 
 SUB_BYTE = [f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)]
@@ -129,8 +129,8 @@ def test_types_that_no_array_has_are_named(name, tmp_path):
     where = PersistentId(("storage", Global("torch.storage", "UntypedStorage"), "0", "cpu", 16))
     args = (where, 0, (2, 4), (4, 1), False, Dict("collections.OrderedDict"), Global("torch", name))
     value = {"a": PickleObject(Global("torch._utils", "_rebuild_tensor_v3"), args, 0)}
-    found = read(archive(dumps(value), {"0": ONE}), tmp_path).tree
-    assert found[key("a"),] == ValueLeaf(Record("torch.Tensor", f"{name}[2, 4]"))
+    tree = read(archive(dumps(value), {"0": ONE}), tmp_path).tree
+    assert tree[key("a"),] == ValueLeaf(Record("torch.Tensor", f"{name}[2, 4]"))
 
 
 @pytest.mark.torch
@@ -138,13 +138,13 @@ def test_types_that_no_array_has_are_named(name, tmp_path):
 def test_halves_of_complex_numbers(torch, tmp_path):
     wave = torch.tensor([[1 + 2j, 3 - 4j], [0, -1j]], dtype=torch.complex32)
     value = {"w": wave, "c": wave.conj(), "t": wave.conj().T}
-    found = saved(torch, value, tmp_path)
+    tree = saved(torch, value, tmp_path)
     for name in ("w", "c", "t"):
-        leaf = found[key(name),]
+        leaf = tree[key(name),]
         assert (leaf.dtype, leaf.shape) == ("complex32", (2, 2))
         assert bytes(leaf.read()) == bytes_of(torch, value[name]), name
     with pytest.raises(UnsupportedError, match="complex32"):
-        found[key("w"),].array()
+        tree[key("w"),].array()
     value = {"n": wave.conj().imag}
     assert bytes(saved(torch, value, tmp_path)[key("n"),].read()) == bytes_of(torch, value["n"])
     path = tmp_path / "ours.pt"
@@ -175,11 +175,11 @@ def test_random_views_of_shared_storages(torch, data, tmp_path):
             offset = data.draw(st.integers(0, count - 1 - reach))
             view = torch.as_strided(base, shape, strides, offset)
             value[f"v{number}"] = view.conj() if kind == "complex64" and data.draw(st.booleans()) else view
-    found = named(saved(torch, value, tmp_path))
-    assert found.keys() == value.keys()
+    leaves = named(saved(torch, value, tmp_path))
+    assert leaves.keys() == value.keys()
     for name, expected in value.items():
-        assert found[name].shape == tuple(expected.shape)
-        assert bytes(found[name].read()) == bytes_of(torch, expected), name
+        assert leaves[name].shape == tuple(expected.shape)
+        assert bytes(leaves[name].read()) == bytes_of(torch, expected), name
 
 
 # ------------------------------------------------------------------ quantised, sparse, nested, meta
@@ -194,19 +194,19 @@ def test_quantised_tensors_are_integers_with_their_scheme(torch, name, tmp_path)
     whole = torch.quantize_per_tensor(plain, 0.1, 2, dtype)
     scales = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
     split = torch.quantize_per_channel(plain, scales, torch.tensor([0, 1, 2]), 0, dtype)
-    found = saved(torch, {"w": whole, "c": split, "t": whole.t()}, tmp_path)
+    tree = saved(torch, {"w": whole, "c": split, "t": whole.t()}, tmp_path)
     for letter, expected in (("w", whole), ("c", split), ("t", whole.t())):
-        leaf = found[key(letter), attr("int_repr")] if letter != "t" else named(found)["t"]
+        leaf = tree[key(letter), attr("int_repr")] if letter != "t" else named(tree)["t"]
         assert (leaf.key, leaf.dtype, leaf.role) == (letter, name, "parameter")
         assert bytes(leaf.read()) == expected.int_repr().contiguous().numpy().tobytes()
-    assert found.containers[key("w"),] == Container("record", "torch.per_tensor_affine")
-    assert found[key("w"), attr("scale")].value == 0.1
-    assert found[key("w"), attr("zero_point")].value == 2
-    assert found.containers[key("c"),] == Container("record", "torch.per_channel_affine")
-    assert found[key("c"), attr("scales")].array().tolist() == scales.tolist()
-    assert found[key("c"), attr("zero_points")].array().tolist() == [0, 1, 2]
-    assert found[key("c"), attr("axis")].value == 0
-    assert {found[key("c"), attr(part)].role for part in ("scales", "zero_points")} == {"other"}
+    assert tree.containers[key("w"),] == Container("record", "torch.per_tensor_affine")
+    assert tree[key("w"), attr("scale")].value == 0.1
+    assert tree[key("w"), attr("zero_point")].value == 2
+    assert tree.containers[key("c"),] == Container("record", "torch.per_channel_affine")
+    assert tree[key("c"), attr("scales")].array().tolist() == scales.tolist()
+    assert tree[key("c"), attr("zero_points")].array().tolist() == [0, 1, 2]
+    assert tree[key("c"), attr("axis")].value == 0
+    assert {tree[key("c"), attr(part)].role for part in ("scales", "zero_points")} == {"other"}
 
 
 @pytest.mark.torch
@@ -216,9 +216,9 @@ def test_packed_integers_are_named_and_their_scales_read(torch, name, tmp_path):
     scales = torch.tensor([0.1, 0.2, 0.3])
     plain = torch.linspace(-1, 1, 15).reshape(3, 5)
     value = torch.quantize_per_channel(plain, scales, torch.zeros(3), 0, getattr(torch, name))
-    found = saved(torch, {"w": value}, tmp_path)
-    assert found[key("w"), attr("int_repr")] == ValueLeaf(Record("torch.Tensor", f"{name}[3, 5]"))
-    assert found[key("w"), attr("scales")].array().tolist() == value.q_per_channel_scales().tolist()
+    tree = saved(torch, {"w": value}, tmp_path)
+    assert tree[key("w"), attr("int_repr")] == ValueLeaf(Record("torch.Tensor", f"{name}[3, 5]"))
+    assert tree[key("w"), attr("scales")].array().tolist() == value.q_per_channel_scales().tolist()
 
 
 def quantised(*scheme: Any, shape: tuple[int, ...] = (2, 2)) -> PickleObject:
@@ -271,39 +271,39 @@ def test_sparse_tensors_show_their_parts(torch, tmp_path):
     rows = ("crow_indices", "col_indices", "values")
     columns = ("ccol_indices", "row_indices", "values")
     parts = {"coo": ("_indices", "_values"), "csr": rows, "bsr": rows, "csc": columns, "bsc": columns}
-    found = saved(torch, value, tmp_path)
+    tree = saved(torch, value, tmp_path)
     for name, whole in value.items():
-        assert found.containers[key(name),] == Container("record", f"torch.sparse_{name}")
-        assert found.containers[key(name), attr("size")] == Container("tuple", "torch.Size")
-        assert found[key(name), attr("size"), index(1)].value == 4
+        assert tree.containers[key(name),] == Container("record", f"torch.sparse_{name}")
+        assert tree.containers[key(name), attr("size")] == Container("tuple", "torch.Size")
+        assert tree[key(name), attr("size"), index(1)].value == 4
         for part in parts[name]:
-            leaf = found[key(name), attr(part.removeprefix("_"))]
+            leaf = tree[key(name), attr(part.removeprefix("_"))]
             expected = getattr(whole, part)()
             assert leaf.shape == tuple(expected.shape)
             assert bytes(leaf.read()) == bytes_of(torch, expected), (name, part)
             assert leaf.role == ("parameter" if "values" in part else "other")
-        assert found[key(name), attr("values")].key == name
-    assert found[key("coo"), attr("is_coalesced")].value is True
+        assert tree[key(name), attr("values")].key == name
+    assert tree[key("coo"), attr("is_coalesced")].value is True
     with pytest.raises(UnsupportedError, match="sparse_coo"):
-        written(found)
+        written(tree)
 
 
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")
 def test_nested_tensors_show_their_parts(torch, tmp_path):
     value = torch.nested.nested_tensor([torch.arange(2.0), torch.arange(3.0)])
-    found = saved(torch, {"n": value}, tmp_path)
-    assert found[key("n"), attr("values")].array().tolist() == [0, 1, 0, 1, 2]
-    assert found[key("n"), attr("sizes")].array().tolist() == [[2], [3]]
-    assert found[key("n"), attr("storage_offsets")].array().tolist() == [0, 2]
+    tree = saved(torch, {"n": value}, tmp_path)
+    assert tree[key("n"), attr("values")].array().tolist() == [0, 1, 0, 1, 2]
+    assert tree[key("n"), attr("sizes")].array().tolist() == [[2], [3]]
+    assert tree[key("n"), attr("storage_offsets")].array().tolist() == [0, 2]
 
 
 @pytest.mark.torch
 def test_meta_tensors_are_values_without_bytes(torch, tmp_path):
     value = {"m": torch.empty(2, 3, device="meta"), "p": torch.nn.Parameter(torch.empty(4, device="meta"))}
-    found = saved(torch, value, tmp_path)
+    tree = saved(torch, value, tmp_path)
     for name, dtype in (("m", "float32[2, 3]"), ("p", "float32[4]")):
-        value = found[key(name),].value
+        value = tree[key(name),].value
         assert isinstance(value, Record)
         assert (value.name, value.summary.split(" on ")[0]) == ("torch.Tensor", dtype)
 
@@ -325,11 +325,11 @@ def test_tensors_that_came_through_numpy(torch, name, tmp_path):
         "f": Elsewhere(turned, torch.float32, "cpu", False),
         "b": Elsewhere(turned, torch.bfloat16, "cpu", False),
     }
-    found = saved(torch, value, tmp_path)
+    tree = saved(torch, value, tmp_path)
     path = tmp_path / "checkpoint.pt"
     loaded = torch.load(path, weights_only=False)
     for letter, dtype in (("f", "float32"), ("b", "bfloat16")):
-        leaf = found[key(letter),]
+        leaf = tree[key(letter),]
         assert (leaf.dtype, leaf.shape, leaf.role) == (dtype, (2, 3), "parameter")
         assert bytes(leaf.read()) == bytes_of(torch, loaded[letter])
 
@@ -345,14 +345,14 @@ def test_attributes_of_tensors_are_kept(torch, tmp_path, golden):
     plain.tag = "text"
     path = tmp_path / "checkpoint.pt"
     torch.save({"w": weight, "x": plain}, path)
-    found = torch_zip.read(str(path))
-    assert found.details["attributes"] == {"w": {"decay": 0.1}, "x": {"tag": "text"}}
-    golden("\n".join(found.notes))
-    assert found.tree[key("w"),].trainable is True
-    assert found.tree[attr("w.mask"),].array().tolist() == [0, 0]
-    assert found.tree[attr("w.where"), key("axis"), index(1)].array().tolist() == [1]
-    assert {leaf.role for path, leaf in found.tree.tensors() if path[0].kind == "attr"} == {"other"}
-    json.dumps(dict(found.details))
+    checkpoint = torch_zip.read(str(path))
+    assert checkpoint.details["attributes"] == {"w": {"decay": 0.1}, "x": {"tag": "text"}}
+    golden("\n".join(checkpoint.notes))
+    assert checkpoint.tree[key("w"),].trainable is True
+    assert checkpoint.tree[attr("w.mask"),].array().tolist() == [0, 0]
+    assert checkpoint.tree[attr("w.where"), key("axis"), index(1)].array().tolist() == [1]
+    assert {leaf.role for path, leaf in checkpoint.tree.tensors() if path[0].kind == "attr"} == {"other"}
+    json.dumps(dict(checkpoint.details))
 
 
 @pytest.mark.torch
@@ -361,10 +361,10 @@ def test_subclasses_are_tensors(torch, tmp_path):
     with importable(stand_in("gone.package.Other"), kind):
         value = torch.arange(3.0).as_subclass(kind)
         value.names_of = ["a"]
-        found = saved(torch, {"x": value, "b": torch.nn.Buffer(torch.ones(1))}, tmp_path)
-    assert found[key("x"),].array().tolist() == [0, 1, 2]
-    assert found[attr("x.names_of"), index(0)].value == "a"
-    assert found[key("b"),].trainable is None
+        tree = saved(torch, {"x": value, "b": torch.nn.Buffer(torch.ones(1))}, tmp_path)
+    assert tree[key("x"),].array().tolist() == [0, 1, 2]
+    assert tree[attr("x.names_of"), index(0)].value == "a"
+    assert tree[key("b"),].trainable is None
 
 
 def test_parameters_and_tensors_before_0_4(tmp_path):
@@ -375,9 +375,9 @@ def test_parameters_and_tensors_before_0_4(tmp_path):
     view = (tensor().args[0], 1, (2,), (2,))
     oldest = PickleObject(Global("torch", "FloatTensor"), (), 0, state=view)
     value = {"p": parameter, "f": frozen, "o": oldest}
-    found = named(read(archive(dumps(value), {"0": ONE}), tmp_path).tree)
-    assert [found[name].array().tolist() for name in "pfo"] == [[1, 2, 3, 4], [1, 2, 3, 4], [2, 4]]
-    assert found["p"].trainable is True
+    leaves = named(read(archive(dumps(value), {"0": ONE}), tmp_path).tree)
+    assert [leaves[name].array().tolist() for name in "pfo"] == [[1, 2, 3, 4], [1, 2, 3, 4], [2, 4]]
+    assert leaves["p"].trainable is True
     alone = read(archive(dumps({"f": frozen}), {"0": ONE}), tmp_path).tree
     assert alone[key("f"),].trainable is False
 
@@ -403,12 +403,12 @@ def test_records_hold_tensors(torch, tmp_path):
         "settings": Settings(0.5, torch.ones(2)),
         "nested": [({1: torch.ones(3)},)],
     }
-    found = saved(torch, value, tmp_path)
-    assert found.containers[key("settings"),] == Container("record", f"{__name__}.Settings")
-    assert found[key("settings"), attr("weight")].key == "settings.weight"
-    assert found[key("settings"), attr("lr")].value == 0.5
-    assert found.containers[key("pair"),].name == f"{__name__}.Pair"
-    assert {leaf.shape for _, leaf in found.tensors()} == {(1,), (2,), (3,)}
+    tree = saved(torch, value, tmp_path)
+    assert tree.containers[key("settings"),] == Container("record", f"{__name__}.Settings")
+    assert tree[key("settings"), attr("weight")].key == "settings.weight"
+    assert tree[key("settings"), attr("lr")].value == 0.5
+    assert tree.containers[key("pair"),].name == f"{__name__}.Pair"
+    assert {leaf.shape for _, leaf in tree.tensors()} == {(1,), (2,), (3,)}
 
 
 @pytest.mark.torch
@@ -418,13 +418,13 @@ def test_torch_s_own_values_are_records(torch, tmp_path):
         "size": torch.Size([2]), "device": torch.device("cuda", 1), "dtype": torch.bfloat16,
         "layout": torch.sparse_csr, "scheme": torch.per_tensor_affine, "generator": generator,
     }  # fmt: skip
-    found = saved(torch, value, tmp_path)
-    assert found[key("device"),].value == Record("torch.device", "'cuda', 1")
-    assert found[key("dtype"),].value == Record("torch.bfloat16")
-    assert found[key("layout"),].value == Record("torch.sparse_csr")
-    assert found[key("scheme"),].value == Record("torch.per_tensor_affine")
-    assert found.containers[key("generator"),] == Container("record", "torch._C.Generator")
-    [(_, state)] = found.tensors()
+    tree = saved(torch, value, tmp_path)
+    assert tree[key("device"),].value == Record("torch.device", "'cuda', 1")
+    assert tree[key("dtype"),].value == Record("torch.bfloat16")
+    assert tree[key("layout"),].value == Record("torch.sparse_csr")
+    assert tree[key("scheme"),].value == Record("torch.per_tensor_affine")
+    assert tree.containers[key("generator"),] == Container("record", "torch._C.Generator")
+    [(_, state)] = tree.tensors()
     assert (state.role, bytes(state.read())) == ("other", bytes_of(torch, generator.get_state()))
 
 
@@ -443,20 +443,20 @@ def test_numpy_of_both_spellings(torch, spelling, tmp_path):
     other = "core" if spelling == "_core" else "_core"
     swapped = data.replace(f"numpy.{other}.multiarray\n".encode(), f"numpy.{spelling}.multiarray\n".encode())
     if len(swapped) == len(data):
-        found = torch_zip.read(str(path)).tree
+        tree = torch_zip.read(str(path)).tree
     else:
         inner = zipfile.ZipFile(io.BytesIO(data)).read("checkpoint/data.pkl")
         renamed = inner.replace(f"numpy.{other}.".encode(), f"numpy.{spelling}.".encode())
         assert renamed != inner
-        found = read(archive(renamed), tmp_path).tree
-    assert np.array_equal(found[key("a"),].array(), value["a"])
-    assert (found[key("s"),].value, found[key("h"),].value, found[key("c"),].value) == (1.5, 2.0, 1 + 2j)
-    assert found[key("structured"),].value.name == "numpy.ndarray"
-    assert found[key("when"),].value.name == "numpy.ndarray"
-    assert found[key("object"), index(0), key("x")].value == 1
-    assert found[key("empty"),].shape == (0, 3)
-    assert found[key("scalar"),].array() == 7
-    assert found[key("day"),].value.name == "datetime.date"
+        tree = read(archive(renamed), tmp_path).tree
+    assert np.array_equal(tree[key("a"),].array(), value["a"])
+    assert (tree[key("s"),].value, tree[key("h"),].value, tree[key("c"),].value) == (1.5, 2.0, 1 + 2j)
+    assert tree[key("structured"),].value.name == "numpy.ndarray"
+    assert tree[key("when"),].value.name == "numpy.ndarray"
+    assert tree[key("object"), index(0), key("x")].value == 1
+    assert tree[key("empty"),].shape == (0, 3)
+    assert tree[key("scalar"),].array() == 7
+    assert tree[key("day"),].value.name == "datetime.date"
 
 
 # ------------------------------------------------------------------ whole modules
@@ -479,19 +479,19 @@ def test_a_module_s_tensors_have_the_names_of_its_state_dict(torch, tmp_path):
     kind = type(net)
     kind.__module__, kind.__qualname__ = "gone.nets", "Net"
     with importable(kind):
-        found = saved(torch, {"net": net}, tmp_path)
-    ours = named(found)
+        tree = saved(torch, {"net": net}, tmp_path)
+    leaves = named(tree)
     expected = net.state_dict(prefix="net.")
-    assert expected.keys() <= ours.keys()
+    assert expected.keys() <= leaves.keys()
     for name, value in expected.items():
-        assert bytes(ours[name].read()) == bytes_of(torch, value), name
+        assert bytes(leaves[name].read()) == bytes_of(torch, value), name
     buffers = {f"net.{name}" for name, _ in net.named_buffers()}
     counters = {name for name in buffers if name.endswith("num_batches_tracked")}
-    assert {name for name, leaf in ours.items() if leaf.role == "buffer"} == buffers - counters
-    assert {name for name, leaf in ours.items() if leaf.role == "counter"} == counters
-    assert ours["net.loose"].role == "other"
-    assert {name for name, leaf in ours.items() if leaf.trainable} >= {"net.body.0.weight", "net.tied"}
-    assert found.containers[key("net"),] == Container("record", "gone.nets.Net")
+    assert {name for name, leaf in leaves.items() if leaf.role == "buffer"} == buffers - counters
+    assert {name for name, leaf in leaves.items() if leaf.role == "counter"} == counters
+    assert leaves["net.loose"].role == "other"
+    assert {name for name, leaf in leaves.items() if leaf.trainable} >= {"net.body.0.weight", "net.tied"}
+    assert tree.containers[key("net"),] == Container("record", "gone.nets.Net")
 
 
 # ------------------------------------------------------------------ pickles that torch did not write
@@ -512,14 +512,14 @@ def test_python_s_own_pickles_of_tensors(torch, protocol, tmp_path):
     checkpoint = open_checkpoint(str(path))
     assert checkpoint.format == "pickle"
     assert "torch" in str(checkpoint.writer).lower()
-    found = named(checkpoint.tree)
+    leaves = named(checkpoint.tree)
     for name in ("turned", "conj", "empty", "small", "half"):
-        assert bytes(found[name].read()) == bytes_of(torch, value[name]), name
+        assert bytes(leaves[name].read()) == bytes_of(torch, value[name]), name
     for name, expected in net.state_dict().items():
-        assert bytes(found[f"net.{name}"].read()) == bytes_of(torch, expected)
-        assert bytes(found[f"whole.{name}"].read()) == bytes_of(torch, expected)
+        assert bytes(leaves[f"net.{name}"].read()) == bytes_of(torch, expected)
+        assert bytes(leaves[f"whole.{name}"].read()) == bytes_of(torch, expected)
     assert checkpoint.tree[key("n"),].value == 7
-    assert found["a"].array().tolist() == [0, 1, 2]
+    assert leaves["a"].array().tolist() == [0, 1, 2]
     assert checkpoint.notes == ()
 
 
@@ -529,9 +529,9 @@ def test_a_payload_beside_a_storage_is_named(torch, tmp_path):
     data = pickle.dumps([torch.arange(64.0), os.getcwd], 4)
     # The last item is called: the list ends in APPENDS and STOP.
     (tmp_path / "x.pkl").write_bytes(data[:-2] + b")R" + data[-2:])
-    found = open_checkpoint(str(tmp_path / "x.pkl"))
-    assert dangerous_calls(found.code_references) == ["posix.getcwd"]
-    assert [leaf.shape for _, leaf in found.tree.tensors()] == [(64,)]
+    checkpoint = open_checkpoint(str(tmp_path / "x.pkl"))
+    assert dangerous_calls(checkpoint.code_references) == ["posix.getcwd"]
+    assert [leaf.shape for _, leaf in checkpoint.tree.tensors()] == [(64,)]
 
 
 # ------------------------------------------------------------------ damage
@@ -562,11 +562,11 @@ def test_damaged_parts_raise_only_our_errors(torch, tmp_path):
     listed = 0
     for flipped in damaged(pickled, 600, 5):
         try:
-            found = read(archive(flipped, storages), tmp_path)
+            checkpoint = read(archive(flipped, storages), tmp_path)
         except CkpttoolError:
             continue
         listed += 1
-        for _, leaf in found.tree.tensors():
+        for _, leaf in checkpoint.tree.tensors():
             with contextlib.suppress(CkpttoolError):
                 assert len(leaf.read()) == leaf.nbytes
     assert listed > 50
@@ -606,9 +606,9 @@ def test_training_state_is_written_as_torch_would(torch, data, tmp_path):
         "epoch": data.draw(st.integers() | st.none() | st.floats(allow_nan=False)),
         "seen": {1, "a"},
     }
-    found = saved(torch, value, tmp_path)
+    tree = saved(torch, value, tmp_path)
     path = tmp_path / "ours.pt"
-    path.write_bytes(written(found))
+    path.write_bytes(written(tree))
     for options in ({"weights_only": True}, {"weights_only": True, "mmap": True}):
         back = torch.load(path, **options)
         assert_same(torch, back, value)
@@ -617,12 +617,12 @@ def test_training_state_is_written_as_torch_would(torch, data, tmp_path):
         net.load_state_dict(back["net"])
         optimizer.load_state_dict(back["opt"])
     again = torch_zip.read(str(path)).tree
-    assert again.containers == found.containers
-    ours, theirs = named(again), named(found)
-    assert ours.keys() == theirs.keys()
-    for name, leaf in ours.items():
+    assert again.containers == tree.containers
+    written_leaves, expected_leaves = named(again), named(tree)
+    assert written_leaves.keys() == expected_leaves.keys()
+    for name, leaf in written_leaves.items():
         assert (leaf.role, leaf.slot, leaf.trainable) == tuple(
-            getattr(theirs[name], fact) for fact in ("role", "slot", "trainable")
+            getattr(expected_leaves[name], fact) for fact in ("role", "slot", "trainable")
         )
 
 

@@ -95,8 +95,8 @@ def _group(**settings: Any) -> Callable[[State], None]:
 
 def _state(name: str, make: Callable[[Any], Any]) -> Callable[[State], None]:
     def change(state: State) -> None:
-        for each in state["state"].values():
-            each[name] = make(each[name])
+        for slots in state["state"].values():
+            slots[name] = make(slots[name])
 
     return change
 
@@ -162,8 +162,8 @@ def _exchanged(*names: str) -> Callable[[State], None]:
 
 
 def _moments_exchanged(state: State) -> None:
-    for each in state["state"].values():
-        each["exp_avg"], each["exp_avg_sq"] = each["exp_avg_sq"], each["exp_avg"].abs()
+    for slots in state["state"].values():
+        slots["exp_avg"], slots["exp_avg_sq"] = slots["exp_avg_sq"], slots["exp_avg"].abs()
 
 
 def _apart(name: str, **settings: Any) -> Callable[[list[Any]], Any]:
@@ -246,7 +246,7 @@ STATE_FAULTS = {
     "exchanged moments": StateFault(_made("Adam"), _moments_exchanged, "m, a moment"),
     "largest moment": StateFault(_AMSGRAD, _state(_GONE, lambda v: v * 0), "vhat, a moment", scale=1e-3),
     "amsgrad": StateFault(_AMSGRAD, _group(amsgrad=False), "amsgrad is True", scale=1e-3),
-    "buffer": StateFault(_MOMENTUM, _state("momentum_buffer", lambda each: each * 0), "buffer"),
+    "buffer": StateFault(_MOMENTUM, _state("momentum_buffer", lambda slots: slots * 0), "buffer"),
     "no buffer": StateFault(_MOMENTUM, _without, "only A contains buffer"),
     "nesterov": StateFault(_MOMENTUM, _group(nesterov=False), "nesterov is True"),
     "maximize": StateFault(_made("Adam"), _group(maximize=True), "maximize is False"),
@@ -294,8 +294,8 @@ def _compare_states(folder: Path, fault: StateFault) -> dict[str, Any]:
         optimizer.zero_grad()
         ((fault.scale * model(torch.randn(16, 6))) ** 2).mean().backward()
         optimizer.step()
-    held = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save(held, folder / "a.pt")
+    contents = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(contents, folder / "a.pt")
     written = torch.load(folder / "a.pt", weights_only=True)
     if fault.change is not None:
         fault.change(written["optimizer"])
@@ -326,18 +326,18 @@ def in_torch(folder: Path) -> dict[str, Any]:
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "a.pt")
     weights = model.state_dict()
     torch.save(weights, folder / "weights.pt")
-    found = {"right": _compare(folder, "second_model", None, steps=100)}
+    outcomes = {"right": _compare(folder, "second_model", None, steps=100)}
     for name, loss in (("sum", "sum_of_outputs"), ("distance", "distance")):
-        found[name] = _compare(folder, "second_model", None, steps=2, loss=loss)
-    found["new"] = _compare(folder, "second_model", None, steps=2, source="weights.pt", state=False)
-    found["lost"] = _compare(folder, "second_model", None, steps=2, state=False)
+        outcomes[name] = _compare(folder, "second_model", None, steps=2, loss=loss)
+    outcomes["new"] = _compare(folder, "second_model", None, steps=2, source="weights.pt", state=False)
+    outcomes["lost"] = _compare(folder, "second_model", None, steps=2, state=False)
     for name, fault in FAULTS.items():
-        found[name] = _compare(folder, fault.model, fault.change, steps=2)
+        outcomes[name] = _compare(folder, fault.model, fault.change, steps=2)
     for name, chosen in CHOICES.items():
-        found[f"choice: {name}"] = _compare_chosen(folder, chosen)
+        outcomes[f"choice: {name}"] = _compare_chosen(folder, chosen)
     for name, planted in STATE_FAULTS.items():
-        found[f"state: {name}"] = _compare_states(folder, planted)
-    return found
+        outcomes[f"state: {name}"] = _compare_states(folder, planted)
+    return outcomes
 
 
 # The optimizer of A, whose file has two; None chooses none.
@@ -348,12 +348,12 @@ def _compare_chosen(folder: Path, chosen: str | None) -> dict[str, Any]:
     import torch
 
     model = first_model()
-    found = {}
+    optimizers = {}
     for name, rate in (("of_model", 0.01), ("of_critic", 0.5)):
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-        found[name] = optimizer.state_dict()
-    torch.save({"model": model.state_dict(), **found}, folder / "several.pt")
-    torch.save({"model": model.state_dict(), "optimizer": found["of_model"]}, folder / "one.pt")
+        optimizers[name] = optimizer.state_dict()
+    torch.save({"model": model.state_dict(), **optimizers}, folder / "several.pt")
+    torch.save({"model": model.state_dict(), "optimizer": optimizers["of_model"]}, folder / "one.pt")
     like = ModelSpec("test_train_models:first_model")
     files = [str(folder / name) for name in ("several.pt", "one.pt")]
     try:
@@ -375,16 +375,16 @@ def _compare(
 ) -> dict[str, Any]:
     import torch
 
-    held = torch.load(folder / "a.pt", weights_only=True)
+    contents = torch.load(folder / "a.pt", weights_only=True)
     second = second_model()
     renamed = {name: name.partition(".") for name in second.state_dict()}
     weights = {
-        name: held["model"][f"{_NAMES[layer]}.{tensor}"] for name, (layer, _, tensor) in renamed.items()
+        name: contents["model"][f"{_NAMES[layer]}.{tensor}"] for name, (layer, _, tensor) in renamed.items()
     }
-    own = held["optimizer"]
+    own = contents["optimizer"]
     # Parameters are numbered in the order of the model: B's is the reverse, layer by layer.
     order = [4, 5, 2, 3, 0, 1]
-    own["state"] = {place: own["state"][number] for place, number in enumerate(order)}
+    own["state"] = {index: own["state"][number] for index, number in enumerate(order)}
     if change is not None:
         change(own)
     if model == "frozen_model":
@@ -415,17 +415,17 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     status, output = warm.run("torch", program, folder)
     assert not status, output[-3000:]
-    found: dict[str, Any] = json.loads((folder / "in_torch.json").read_text())
-    return found
+    outcomes: dict[str, Any] = json.loads((folder / "in_torch.json").read_text())
+    return outcomes
 
 
 @pytest.mark.torch
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["right", "sum", "distance", "new"])
 def test_equal_optimizers_make_equal_updates(outcomes: dict[str, Any], name: str) -> None:
-    found = outcomes[name]
-    training = found["models"]["training"]
-    assert found["within"]
+    outcome = outcomes[name]
+    training = outcome["models"]["training"]
+    assert outcome["within"]
     assert training["within"]
     assert training["only_a"] == training["only_b"] == []
     last = 100 if name == "right" else 2
@@ -433,10 +433,10 @@ def test_equal_optimizers_make_equal_updates(outcomes: dict[str, Any], name: str
         (dtype, step) for dtype in training["bounds"] for step in (1, last)
     }
     assert all(row["relative"] <= training["bounds"][row["dtype"]] for row in training["updates"])
-    assert [each["stored"] for each in training["optimizers"]] == [name != "new"] * 2
+    assert [optimizer["stored"] for optimizer in training["optimizers"]] == [name != "new"] * 2
     assert training["loss"].rpartition(":")[2] in ("quadratic", "sum_of_outputs", "distance")
     assert len(training["missing"]) > 3
-    schemas.require("verify", {**_versions(), **found})
+    schemas.require("verify", {**_versions(), **outcome})
 
 
 def _versions() -> dict[str, Any]:
@@ -450,7 +450,7 @@ def _versions() -> dict[str, Any]:
 def test_lost_state_is_named(outcomes: dict[str, Any]) -> None:
     training = outcomes["lost"]["models"]["training"]
     assert not outcomes["lost"]["within"]
-    assert [each["stored"] for each in training["optimizers"]] == [True, False]
+    assert [optimizer["stored"] for optimizer in training["optimizers"]] == [True, False]
     assert "B contains no optimizer" in training["cause"]
 
 
@@ -458,10 +458,10 @@ def test_lost_state_is_named(outcomes: dict[str, Any]) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_named(outcomes: dict[str, Any], name: str) -> None:
-    found, fault = outcomes[name], FAULTS[name]
-    training = found["models"]["training"]
-    assert not found["within"]
-    assert all(each["within"] for each in found["networks"])
+    outcome, fault = outcomes[name], FAULTS[name]
+    training = outcome["models"]["training"]
+    assert not outcome["within"]
+    assert all(network["within"] for network in outcome["networks"])
     assert fault.words in training["cause"]
     assert training["confirmed"] == fault.confirmed
 
@@ -470,16 +470,16 @@ def test_a_fault_is_named(outcomes: dict[str, Any], name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", STATE_FAULTS)
 def test_lost_state_and_settings_are_named_even_if_updates_agree(outcomes: dict[str, Any], name: str) -> None:
-    found, fault = outcomes[f"state: {name}"], STATE_FAULTS[name]
+    outcome, fault = outcomes[f"state: {name}"], STATE_FAULTS[name]
     if fault.error:
-        assert fault.error in found["error"]
+        assert fault.error in outcome["error"]
         return
-    training = found["models"]["training"]
-    assert found["within"] == training["within"] == (not fault.words)
+    training = outcome["models"]["training"]
+    assert outcome["within"] == training["within"] == (not fault.words)
     assert fault.words in (training["cause"] or "")
     assert training["confirmed"] == (fault.confirmed and bool(fault.words))
     if fault.scale < 1:
-        assert all(each["within"] for each in training["updates"])
+        assert all(update["within"] for update in training["updates"])
 
 
 # How tensors are paired.
@@ -515,7 +515,7 @@ def test_a_reordering_is_found_and_applies_to_other_numbers(seed: int) -> None:
         assert at is not None, name
         assert np.array_equal(y.reshape(-1)[at], x), name
         # Any other numbers in B's order come into A's: each number stands for its place.
-        places = {value: place for place, value in enumerate(x.reshape(-1))}
+        places = {value: index for index, value in enumerate(x.reshape(-1))}
         numbers = np.array([places[value] for value in y.reshape(-1)]).reshape(y.shape)
         assert np.array_equal(numbers.reshape(-1)[at].reshape(-1), np.arange(x.size)), name
     assert find_reordering(np.ones((2, 3)), np.zeros((2, 3))) is None
@@ -532,16 +532,16 @@ def test_merged_and_added_tensors_are_paired() -> None:
         "left": values(7),
     }
     b = {"query/kernel": q.T, "key/kernel": k.T, "value/kernel": v.T, "cell/bias": one + two}
-    found = TensorMatcher(a, b).match()
-    assert found.only_a == ("left",)
-    assert found.only_b == ()
-    assert {(pair.title, pair.b) for pair in found.pairs} == {
+    pairs = TensorMatcher(a, b).match()
+    assert pairs.only_a == ("left",)
+    assert pairs.only_b == ()
+    assert {(pair.title, pair.b) for pair in pairs.pairs} == {
         ("attention.in_proj", "query/kernel"),
         ("attention.in_proj", "key/kernel"),
         ("attention.in_proj", "value/kernel"),
         ("rnn.bias_ih + rnn.bias_hh", "cell/bias"),
     }
-    for pair in found.pairs:
+    for pair in pairs.pairs:
         assert np.allclose(pair.of_a(a), pair.of_b(b))
     back = TensorMatcher(b, a).match()
     assert set(back.only_b) == {"left", "rnn.bias_ih", "rnn.bias_hh"}
@@ -552,9 +552,9 @@ def test_a_part_that_cannot_be_ordered_has_no_counterpart() -> None:
     values = np.random.default_rng(3).standard_normal((4, 4))
     tied = np.random.default_rng(4).integers(0, 2, (4, 4)).astype(float)
     scrambled = np.random.default_rng(5).permutation(tied.reshape(-1)).reshape(4, 4)
-    found = TensorMatcher({"both": np.concatenate([values, tied])}, {"q": values, "k": scrambled}).match()
-    assert [(pair.a, pair.b) for pair in found.pairs] == [("both", "q")]
-    assert (found.only_a, found.only_b) == ((), ("k",))
+    pairs = TensorMatcher({"both": np.concatenate([values, tied])}, {"q": values, "k": scrambled}).match()
+    assert [(pair.a, pair.b) for pair in pairs.pairs] == [("both", "q")]
+    assert (pairs.only_a, pairs.only_b) == ((), ("k",))
 
 
 # Keras.
@@ -583,20 +583,20 @@ def in_keras(folder: Path) -> dict[str, Any]:
     model.compile(optimizer)
     model.save(folder / "b.keras")
     like = ModelSpec("trained_models:keras_model32")
-    found = {}
+    outcomes = {}
     for one, other, like_b in (("a.keras", "a-1", like), ("a.h5", "b.keras", None)):
         done = verify(str(folder / one), str(folder / other), like_b=like_b, steps=1)
-        found[other] = done.document()
-    return json.loads(json.dumps(found))
+        outcomes[other] = done.document()
+    return json.loads(json.dumps(outcomes))
 
 
 @pytest.mark.tensorflow
 @pytest.mark.long
 def test_every_file_of_keras_restores_its_optimizer(tmp_path: Path) -> None:
-    found = tensorflow_child.run(__file__, "in_keras", tmp_path)
+    outcomes = tensorflow_child.run(__file__, "in_keras", tmp_path)
     causes = {}
-    for name, each in found.items():
-        training = each["models"]["training"]
+    for name, outcome in outcomes.items():
+        training = outcome["models"]["training"]
         assert [state["stored"] for state in training["optimizers"]] == [True, True]
         assert [state["step"] for state in training["optimizers"]] == [TRAINED, TRAINED]
         assert training["confirmed"]
@@ -625,7 +625,7 @@ def test_training_continues_alike(folder: Path, source: str, name: str) -> None:
     if target == "torch":
         _convert(str(first), str(second), case, target)
     like = {
-        side: ModelSpec(f"trained_models:{each}_model32") for side, each in (("a", source), ("b", target))
+        side: ModelSpec(f"trained_models:{item}_model32") for side, item in (("a", source), ("b", target))
     }
     done = verify(
         str(first),
@@ -638,7 +638,7 @@ def test_training_continues_alike(folder: Path, source: str, name: str) -> None:
     assert done.models is not None
     training = done.models.training
     assert training is not None
-    assert all(each.within for each in training.updates) == (f"{source}-{name}" not in _DIFFERENT), (
+    assert all(update.within for update in training.updates) == (f"{source}-{name}" not in _DIFFERENT), (
         training.cause
     )
     if training.epsilon is not None and case.settings.get("epsilon", 1) < 1e-9:
@@ -658,10 +658,10 @@ def _convert(source: str, target: str, case: OptimizerCase, to: str) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch_module: pytest.MonkeyPatch) -> Path:
     """Return the folder of both frameworks' checkpoints in float32."""
     tensorflow_child.require("tensorflow", "torch")
-    place = tmp_path_factory.mktemp("pairs")
-    _write_torch(place)
-    tensorflow_child.run_each(__file__, {"write_keras": place, "convert_to_keras": place})
-    return place
+    folder = tmp_path_factory.mktemp("pairs")
+    _write_torch(folder)
+    tensorflow_child.run_each(__file__, {"write_keras": folder, "convert_to_keras": folder})
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -718,8 +718,8 @@ def write_torch(folder: Path) -> list[str]:
         model = torch_model("float32")
         optimizer = torch_optimizer(case, model)
         torch_steps(model, optimizer, TRAINED)
-        held = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(held, folder / f"torch-{name}.pt")
+        contents = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(contents, folder / f"torch-{name}.pt")
     return list(CASES)
 
 
@@ -745,13 +745,13 @@ def test_a_loss_needs_training_steps_of_models(tmp_path: Path) -> None:
 )
 def test_an_optimizer_is_created_only_if_its_configuration_computes(rate: dict[str, Any]) -> None:
     config = {"module": "keras.optimizers", "class_name": "Adam", "config": {"learning_rate": rate}}
-    asked = []
+    calls = []
 
     class Process:
         side = two_models.ModelSide("A", "x.keras")
 
         def request(self, do: str, **_: Any) -> dict[str, Any]:
-            asked.append(do)
+            calls.append(do)
             if do == "optimizer_config":
                 return {"config": config}
             return {"tensors": [], "assumed": [], "notes": [], "optimizer": None, "found": False}
@@ -759,8 +759,8 @@ def test_an_optimizer_is_created_only_if_its_configuration_computes(rate: dict[s
     model = training._TrainedModel(Process(), "torch", None)  # type: ignore[arg-type]  # which has no description
     if rate["class_name"] == "CosineDecay":
         model.restore()
-        assert asked == ["optimizer_config", "optimizer"]
+        assert calls == ["optimizer_config", "optimizer"]
     else:
         with pytest.raises(UnsupportedError):
             model.restore()
-        assert asked == ["optimizer_config"]
+        assert calls == ["optimizer_config"]

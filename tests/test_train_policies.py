@@ -92,16 +92,16 @@ def sac() -> Learner:
         slow[title] = title.replace("critic", "critic_target")
         networks[slow[title]] = network(generator, action=True, width=1)
     low, high = np.full(ACT, -2.0), np.full(ACT, 1.0)
-    made = Learner(SAC, networks, {TEMPERATURE: np.array([-1.0])}, critics, slow, {}, low, high)
-    decays = tuple(0.01 * (each.ndim == 2) for title in critics for each in made.arrays(title))
+    agent = Learner(SAC, networks, {TEMPERATURE: np.array([-1.0])}, critics, slow, {}, low, high)
+    decays = tuple(0.01 * (array.ndim == 2) for title in critics for array in agent.arrays(title))
     optimizers = {
         "actor_optimizer": setup(
-            "Adam", ("actor",), made, {**ADAM, "weight_decay": 0.01}, "m", "v", corrected=False
+            "Adam", ("actor",), agent, {**ADAM, "weight_decay": 0.01}, "m", "v", corrected=False
         ),
-        "critic_optimizer": replace(setup("Adam", critics, made, ADAM, "m", "v", "vhat"), l2=decays),
-        "temperature_optimizer": setup("SGD", (TEMPERATURE,), made, {"learning_rate": 0.01}),
+        "critic_optimizer": replace(setup("Adam", critics, agent, ADAM, "m", "v", "vhat"), l2=decays),
+        "temperature_optimizer": setup("SGD", (TEMPERATURE,), agent, {"learning_rate": 0.01}),
     }
-    return replace(made, optimizers=optimizers)
+    return replace(agent, optimizers=optimizers)
 
 
 def on_policy(algorithm: str, family: str, settings: dict[str, float], *slots: str) -> Learner:
@@ -112,9 +112,9 @@ def on_policy(algorithm: str, family: str, settings: dict[str, float], *slots: s
         "value": network(generator, action=False, width=1),
     }
     vectors = {LOG_STD: np.full(ACT, -0.5)} if apart else {}
-    made = Learner(algorithm, networks, vectors, (), {}, {}, np.zeros(ACT), np.zeros(ACT))
+    agent = Learner(algorithm, networks, vectors, (), {}, {}, np.zeros(ACT), np.zeros(ACT))
     titles = ("actor", *vectors, "value")
-    return replace(made, optimizers={"optimizer": setup(family, titles, made, settings, *slots)})
+    return replace(agent, optimizers={"optimizer": setup(family, titles, agent, settings, *slots)})
 
 
 def deterministic(algorithm: str, family: str, settings: dict[str, float], *slots: str) -> Learner:
@@ -124,16 +124,16 @@ def deterministic(algorithm: str, family: str, settings: dict[str, float], *slot
     for title in ("actor", *critics):
         component, _, head = title.partition("/")
         slow[title] = "/".join(filter(None, (f"{component}_target", head)))
-        for each in (title, slow[title]):
+        for name in (title, slow[title]):
             actor = component == "actor"
-            networks[each] = network(generator, action=not actor, width=ACT if actor else 1)
+            networks[name] = network(generator, action=not actor, width=ACT if actor else 1)
     low, high = np.full(ACT, -2.0), np.full(ACT, 1.0)
-    made = Learner(algorithm, networks, {}, critics, slow, {}, low, high, updates=1)
+    agent = Learner(algorithm, networks, {}, critics, slow, {}, low, high, updates=1)
     optimizers = {
-        "actor_optimizer": setup(family, ("actor",), made, settings, *slots),
-        "critic_optimizer": setup(family, critics, made, settings, *slots),
+        "actor_optimizer": setup(family, ("actor",), agent, settings, *slots),
+        "critic_optimizer": setup(family, critics, agent, settings, *slots),
     }
-    return replace(made, optimizers=optimizers)
+    return replace(agent, optimizers=optimizers)
 
 
 _MOMENTUM = {"learning_rate": 1e-3, "momentum": 0.9}
@@ -160,11 +160,11 @@ LEARNERS: dict[str, Callable[[], Learner]] = {
     [(name, 3) for name in LEARNERS] + [pytest.param(name, 100, marks=pytest.mark.slow) for name in LEARNERS],
 )
 def test_the_frameworks_make_the_reference_updates(engines: list[Worker], name: str, steps: int) -> None:
-    made = LEARNERS[name]()
-    found = compare_train_steps((made, made), make_batches(made, steps), engines)
-    assert found.algorithm == made.algorithm == name.partition(",")[0]
-    assert found.within
-    for moved in found.moved:
+    agent = LEARNERS[name]()
+    comparison = compare_train_steps((agent, agent), make_batches(agent, steps), engines)
+    assert comparison.algorithm == agent.algorithm == name.partition(",")[0]
+    assert comparison.within
+    for moved in comparison.moved:
         if moved.dtype == "float64":
             assert max(moved.relative, moved.error_a, moved.error_b) <= update_comparison.BOUNDS["float64"], (
                 moved
@@ -173,36 +173,36 @@ def test_the_frameworks_make_the_reference_updates(engines: list[Worker], name: 
 
 def _loss(learner: Learner, batch: TrainingBatch, title: str) -> Callable[[], float]:
     """Return the loss of one network as the papers write it."""
-    held = batch.arrays
+    arrays = batch.arrays
     engine = numpy_backend.learn(learner)
 
     def normal(output: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         vector = learner.vectors.get(LOG_STD)
         mean, log_std = (output, vector) if vector is not None else np.split(output, 2, axis=1)
-        each = -0.5 * ((value - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi)
-        return mean, each.sum(axis=1, keepdims=True)
+        terms = -0.5 * ((value - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi)
+        return mean, terms.sum(axis=1, keepdims=True)
 
     def of_policy() -> float:
-        log_prob = normal(engine.forward("actor", held["obs"]), held["action"])[1]
-        advantage = held["advantage"]
+        log_prob = normal(engine.forward("actor", arrays["obs"]), arrays["action"])[1]
+        advantage = arrays["advantage"]
         if learner.algorithm == A2C:
             return -float((advantage * log_prob).mean())
         advantage = (advantage - advantage.mean()) / (advantage.std(ddof=1) + 1e-8)
-        ratio = np.exp(log_prob - held["old_log_prob"])
+        ratio = np.exp(log_prob - arrays["old_log_prob"])
         return -float(np.minimum(advantage * ratio, advantage * np.clip(ratio, 0.8, 1.2)).mean())
 
     def of_squashed() -> float:
-        output = engine.forward("actor", held["obs"])
+        output = engine.forward("actor", arrays["obs"])
         mean, log_std = np.split(output, 2, axis=1)
-        drawn = mean + np.exp(log_std) * held["noise"]
+        drawn = mean + np.exp(log_std) * arrays["noise"]
         log_prob = normal(output, drawn)[1]
         log_prob = log_prob - np.log(1 - np.tanh(drawn) ** 2 + 1e-6).sum(axis=1, keepdims=True)
         action = (learner.low + learner.high) / 2 + (learner.high - learner.low) / 2 * np.tanh(drawn)
-        values = [engine.forward(q, held["obs"], action) for q in learner.critics]
+        values = [engine.forward(q, arrays["obs"], action) for q in learner.critics]
         return float((np.exp(learner.vectors[TEMPERATURE]) * log_prob - np.minimum(*values)).mean())
 
     def of_value() -> float:
-        return 0.5 * float(np.square(held["returns"] - engine.forward("value", held["obs"])).mean())
+        return 0.5 * float(np.square(arrays["returns"] - engine.forward("value", arrays["obs"])).mean())
 
     if title == "value":
         return of_value
@@ -247,7 +247,7 @@ def test_gradients_are_those_of_differences(name: str, title: str) -> None:
             [*arrays, learner.vectors[LOG_STD]],
             [*engine.sums[title], *engine.sums[LOG_STD]],
         )
-    for array, found in zip(arrays, engine.sums[title], strict=True):
+    for array, gradient in zip(arrays, engine.sums[title], strict=True):
         for at in (0, array.size // 2, array.size - 1):
             kept, step = array.flat[at], 1e-6
             array.flat[at] = kept + step
@@ -255,11 +255,11 @@ def test_gradients_are_those_of_differences(name: str, title: str) -> None:
             array.flat[at] = kept - step
             slope = (up - loss()) / (2 * step)
             array.flat[at] = kept
-            assert np.isclose(found.flat[at], slope, rtol=1e-5, atol=1e-7)
+            assert np.isclose(gradient.flat[at], slope, rtol=1e-5, atol=1e-7)
 
 
-def _with_optimizer(made: Learner, name: str, **changes: Any) -> Learner:
-    return replace(made, optimizers={**made.optimizers, name: replace(made.optimizers[name], **changes)})
+def _with_optimizer(agent: Learner, name: str, **changes: Any) -> Learner:
+    return replace(agent, optimizers={**agent.optimizers, name: replace(agent.optimizers[name], **changes)})
 
 
 def _faults() -> dict[str, tuple[Learner, Learner, set[str]]]:
@@ -278,7 +278,7 @@ def _faults() -> dict[str, tuple[Learner, Learner, set[str]]]:
             _with_optimizer(
                 first,
                 "critic_optimizer",
-                slots={**critic.slots, "m": tuple(2 * each for each in critic.slots["m"])},
+                slots={**critic.slots, "m": tuple(2 * moment for moment in critic.slots["m"])},
             ),
             {"critic/q1", "critic/q2"},
         ),
@@ -289,33 +289,33 @@ def _faults() -> dict[str, tuple[Learner, Learner, set[str]]]:
 @pytest.mark.parametrize("name", ["count", "temperature", "moment", "rate"])
 def test_a_fault_of_the_optimizer_is_found(name: str) -> None:
     a, b, expected = _faults()[name]
-    found = compare_train_steps((a, b), make_batches(a, 1), [InProcess(), InProcess()])
-    wrong = {each.name for each in found.moved if not each.within and each.step == 1}
-    assert not found.within
+    comparison = compare_train_steps((a, b), make_batches(a, 1), [InProcess(), InProcess()])
+    wrong = {update.name for update in comparison.moved if not update.within and update.step == 1}
+    assert not comparison.within
     assert expected <= wrong
 
 
 @pytest.mark.parametrize("make", [sac, LEARNERS["A2C, RMSprop"]])
 def test_learning_rates_of_zero_show_nothing(make: Callable[[], Learner]) -> None:
-    made = make()
-    for name, each in made.optimizers.items():
-        made = _with_optimizer(made, name, settings={**each.settings, "learning_rate": 0.0})
-    batches = make_batches(made, 1)
+    agent = make()
+    for name, optimizer in agent.optimizers.items():
+        agent = _with_optimizer(agent, name, settings={**optimizer.settings, "learning_rate": 0.0})
+    batches = make_batches(agent, 1)
     with pytest.raises(UsageError):
-        compare_train_steps((made, made), batches, [InProcess(), InProcess()])
+        compare_train_steps((agent, agent), batches, [InProcess(), InProcess()])
     # One side that moves is a difference.
-    assert not compare_train_steps((made, make()), batches, [InProcess(), InProcess()]).within
+    assert not compare_train_steps((agent, make()), batches, [InProcess(), InProcess()]).within
 
 
 def test_a_learner_survives_its_way_to_a_process(tmp_path: Path) -> None:
-    made = sac().cast("float64")
-    batches = make_batches(made, 2)
+    agent = sac().cast("float64")
+    batches = make_batches(agent, 2)
     file = tmp_path / "learner.npz"
-    document = json.loads(json.dumps(policy_training.write_records([made, *batches], file)))
-    again, *given = policy_training.read_records(document, file)
+    document = json.loads(json.dumps(policy_training.write_records([agent, *batches], file)))
+    again, *read_batches = policy_training.read_records(document, file)
     results = [
-        train_learner(numpy_backend.learn(each), each, [b.cast("float64") for b in rows])
-        for each, rows in ((made, batches), (again, given))
+        train_learner(numpy_backend.learn(agent), agent, [b.cast("float64") for b in rows])
+        for agent, rows in ((agent, batches), (again, read_batches))
     ]
     for title, arrays in results[0].last.items():
         assert all(np.array_equal(x, y) for x, y in zip(arrays, results[1].last[title], strict=True))

@@ -98,10 +98,10 @@ def adam(
     second = tuple(size**2 * bool(step) * generator.uniform(0.5, 1.5, size=shape) for shape in shapes)
     slots = {"m": first, "v": second}
     if facts.get("amsgrad"):
-        slots["vhat"] = tuple(2 * each for each in second)
+        slots["vhat"] = tuple(2 * moment for moment in second)
     settings = {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}
     settings["weight_decay"] = facts.get("decoupled", 0.0)
-    l2 = tuple(facts.get("kernel", 0.0) * (each.ndim == 2) for each in arrays)
+    l2 = tuple(facts.get("kernel", 0.0) * (array.ndim == 2) for array in arrays)
     return OptimizerSetup("Adam", titles, settings, step, slots, l2, facts.get("corrected", True))
 
 
@@ -119,7 +119,7 @@ def learner(
     state: dict[str, Any] = {"step": step, "size": size, "corrected": corrected}
     return Learner(
         TD3 if critics > 1 else DDPG,
-        online | {slow[title]: made for title, made in online.items()},
+        online | {slow[title]: network for title, network in online.items()},
         {},
         titles,
         slow,
@@ -178,12 +178,12 @@ def engines(workers: Callable[[str], Worker]) -> list[Worker]:
     [(name, 3) for name in LEARNERS] + [pytest.param(name, 100, marks=pytest.mark.slow) for name in LEARNERS],
 )
 def test_the_frameworks_make_the_same_updates(engines: list[Worker], name: str, steps: int) -> None:
-    made = LEARNERS[name]()
-    found = compare_train_steps((made, made), make_batches(made, steps), engines)
-    assert found.within
-    assert found.algorithm == name.partition(" ")[0]
-    assert len({m.name for m in found.moved}) == 2 * (1 + len(made.critics))
-    for moved in found.moved:
+    agent = LEARNERS[name]()
+    comparison = compare_train_steps((agent, agent), make_batches(agent, steps), engines)
+    assert comparison.within
+    assert comparison.algorithm == name.partition(" ")[0]
+    assert len({m.name for m in comparison.moved}) == 2 * (1 + len(agent.critics))
+    for moved in comparison.moved:
         assert moved.step in (1, 2, steps)
         # A target moves by a 200th of what its network does, which float32 rounds to a few units.
         if moved.dtype == "float64" or "target" not in moved.name:
@@ -191,11 +191,11 @@ def test_the_frameworks_make_the_same_updates(engines: list[Worker], name: str, 
 
 
 def test_one_constant_epsilon_is_not_the_other() -> None:
-    theirs = learner(step=40, size=1e-7, corrected=False)
-    ours = learner(step=40, size=1e-7, corrected=True)
-    found = compare_train_steps((theirs, ours), make_batches(theirs, 1), [InProcess(), InProcess()])
-    assert {m.name: m.within for m in found.moved} == {"critic/q1": False, "critic/q2": False}
-    assert all(m.relative > 0.1 for m in found.moved)
+    first = learner(step=40, size=1e-7, corrected=False)
+    second = learner(step=40, size=1e-7, corrected=True)
+    comparison = compare_train_steps((first, second), make_batches(first, 1), [InProcess(), InProcess()])
+    assert {m.name: m.within for m in comparison.moved} == {"critic/q1": False, "critic/q2": False}
+    assert all(m.relative > 0.1 for m in comparison.moved)
 
 
 def test_gradients_are_those_of_differences() -> None:
@@ -214,15 +214,15 @@ def test_gradients_are_those_of_differences() -> None:
         Clip(np.full(7, -9, "f4"), np.full(7, 9, "f4")),
     ]
     net = chain((("obs", OBS), ("action", ACT)), [*layers, Flatten()]).cast("float64")
-    given = [generator.normal(size=(4, OBS)), generator.normal(size=(4, ACT))]
+    inputs = [generator.normal(size=(4, OBS)), generator.normal(size=(4, ACT))]
     toward = generator.normal(size=(4, 7))
 
     def value() -> float:
-        return float((forward_values(net, given)[net.output] * toward).sum())
+        return float((forward_values(net, inputs)[net.output] * toward).sum())
 
-    of_inputs, of_weights = backpropagate(net, forward_values(net, given), toward)
-    for array, found in [
-        *zip(given, of_inputs, strict=True),
+    of_inputs, of_weights = backpropagate(net, forward_values(net, inputs), toward)
+    for array, gradient in [
+        *zip(inputs, of_inputs, strict=True),
         *zip(trained_arrays(net), of_weights, strict=True),
     ]:
         for at in [0, array.size // 2, array.size - 1]:
@@ -232,7 +232,7 @@ def test_gradients_are_those_of_differences() -> None:
             array.flat[at] = kept - step
             slope = (up - value()) / (2 * step)
             array.flat[at] = kept
-            assert found.flat[at] == pytest.approx(slope, rel=1e-5, abs=1e-7)
+            assert gradient.flat[at] == pytest.approx(slope, rel=1e-5, abs=1e-7)
 
 
 # --- Checkpoints that lost something ----------------------------------------------------------------
@@ -244,9 +244,9 @@ def numpy_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def array(leaves: Leaves, path: TreePath) -> np.ndarray:
-    found = leaves[path]
-    assert isinstance(found, Leaf)
-    return found.array()
+    result = leaves[path]
+    assert isinstance(result, Leaf)
+    return result.array()
 
 
 def lost_moment(leaves: Leaves, names: dict[str, TreePath]) -> None:
@@ -295,8 +295,8 @@ def as_rmsprop(leaves: Leaves, names: dict[str, TreePath]) -> None:
         if name.endswith("/param_groups/0/lr"):
             group = path[:-1]
             leaves |= {
-                (*group, key(each)): ValueLeaf(value)
-                for each, value in (("alpha", 0.99), ("momentum", 0), ("centered", False))
+                (*group, key(setting)): ValueLeaf(value)
+                for setting, value in (("alpha", 0.99), ("momentum", 0), ("centered", False))
             }
         gone = ("/exp_avg", "/exp_avg_sq", "/betas/0", "/betas/1", "/amsgrad", "/fused")
         if name.endswith((*gone, "decoupled_weight_decay")):
@@ -329,57 +329,57 @@ def decayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestVerify:
     def test_a_copy_goes_on_alike(self, decayed: Path, tmp_path: Path) -> None:
         copy = changed(decayed, tmp_path / "copy.pt", lambda *_: None)
-        found = verify.verify(str(decayed), copy, steps=4)
-        assert found.within
-        assert found.training is not None
-        assert found.training.algorithm == "TD3"
-        assert {m.step for m in found.training.moved} == {1, 2, 4}
-        assert all(m.relative == 0 and not any(m.tensors) for m in found.training.moved)
-        assert found.training.differences == ()
+        verification = verify.verify(str(decayed), copy, steps=4)
+        assert verification.within
+        assert verification.training is not None
+        assert verification.training.algorithm == "TD3"
+        assert {m.step for m in verification.training.moved} == {1, 2, 4}
+        assert all(m.relative == 0 and not any(m.tensors) for m in verification.training.moved)
+        assert verification.training.differences == ()
 
     @pytest.mark.parametrize("name", MUTANTS)
     def test_a_mutant_is_caught(self, decayed: Path, tmp_path: Path, name: str) -> None:
         change, wrong = MUTANTS[name]
-        found = verify.verify(str(decayed), changed(decayed, tmp_path / "mutant.pt", change), steps=2)
-        assert all(network.within for network in found.networks)  # nothing that a forward pass could see
-        assert not found.within
-        assert found.training is not None
-        caught = {(m.name, m.dtype) for m in found.training.moved if not m.within}
+        result = verify.verify(str(decayed), changed(decayed, tmp_path / "mutant.pt", change), steps=2)
+        assert all(network.within for network in result.networks)  # nothing that a forward pass could see
+        assert not result.within
+        assert result.training is not None
+        caught = {(m.name, m.dtype) for m in result.training.moved if not m.within}
         assert caught >= {(title, dtype) for title in wrong for dtype in update_comparison.BOUNDS}
-        assert all(any(title in each for each in found.training.differences) for title in wrong)
+        assert all(any(title in difference for difference in result.training.differences) for title in wrong)
 
     def test_other_optimizers_than_adam_train(self, tmp_path: Path) -> None:
         file = changed(TORCH_SAMPLE, tmp_path / "rmsprop.pt", as_rmsprop)
-        found = verify.verify(file, changed(file, tmp_path / "copy.pt", lambda *_: None), steps=2)
-        assert found.within
-        assert found.training is not None
-        assert found.training.algorithm == "TD3"
+        verification = verify.verify(file, changed(file, tmp_path / "copy.pt", lambda *_: None), steps=2)
+        assert verification.within
+        assert verification.training is not None
+        assert verification.training.algorithm == "TD3"
         slower = changed(file, tmp_path / "slower.pt", other_setting("alpha", 0.9))
-        found = verify.verify(file, slower, steps=2)
-        assert found.training is not None
-        wrong = {each.name for each in found.training.moved if not each.within}
+        verification = verify.verify(file, slower, steps=2)
+        assert verification.training is not None
+        wrong = {update.name for update in verification.training.moved if not update.within}
         assert wrong >= CRITICS
-        assert any("rho of critic" in each for each in found.training.differences)
+        assert any("rho of critic" in difference for difference in verification.training.differences)
 
     def test_lost_state_is_named_even_if_updates_agree(self, tmp_path: Path) -> None:
         still = changed(TORCH_SAMPLE, tmp_path / "still.pt", other_setting("lr", 0.0))
-        found = verify.verify(still, changed(still, tmp_path / "mutant.pt", lost_moment), steps=2)
-        assert found.training is not None
-        assert all(m.within for m in found.training.moved)
-        assert len(found.training.differences) == 1
-        assert "critic/q1" in found.training.differences[0]
-        assert not found.within
+        verification = verify.verify(still, changed(still, tmp_path / "mutant.pt", lost_moment), steps=2)
+        assert verification.training is not None
+        assert all(m.within for m in verification.training.moved)
+        assert len(verification.training.differences) == 1
+        assert "critic/q1" in verification.training.differences[0]
+        assert not verification.within
 
     def test_the_count_that_delays_the_actor_counts(self, decayed: Path, tmp_path: Path) -> None:
         def lost(leaves: Leaves, names: dict[str, TreePath]) -> None:
-            found = leaves[names["total_it"]]
-            assert isinstance(found, ValueLeaf)
-            assert isinstance(found.value, int)
-            leaves[names["total_it"]] = ValueLeaf(found.value + 1)
+            result = leaves[names["total_it"]]
+            assert isinstance(result, ValueLeaf)
+            assert isinstance(result.value, int)
+            leaves[names["total_it"]] = ValueLeaf(result.value + 1)
 
-        found = verify.verify(str(decayed), changed(decayed, tmp_path / "late.pt", lost), steps=1)
-        assert found.training is not None
-        assert {m.name for m in found.training.moved if m.relative == np.inf} >= {"actor", "actor_target"}
+        result = verify.verify(str(decayed), changed(decayed, tmp_path / "late.pt", lost), steps=1)
+        assert result.training is not None
+        assert {m.name for m in result.training.moved if m.relative == np.inf} >= {"actor", "actor_target"}
 
     def test_targets_that_are_absent_are_copies_on_both_sides(self, tmp_path: Path, golden: Golden) -> None:
         def online(leaves: Leaves, names: dict[str, TreePath]) -> None:
@@ -388,9 +388,9 @@ class TestVerify:
                     leaves.pop(path)
 
         one = changed(TORCH_SAMPLE, tmp_path / "one.pt", online)
-        found = verify.verify(one, one, steps=1)
-        assert found.within
-        golden("\n".join(found.notes))
+        verification = verify.verify(one, one, steps=1)
+        assert verification.within
+        golden("\n".join(verification.notes))
 
     def test_a_policy_alone_does_not_train(self, tmp_path: Path, golden: Golden) -> None:
         def alone(leaves: Leaves, names: dict[str, TreePath]) -> None:
@@ -410,10 +410,10 @@ def test_a_conversion_keeps_the_optimizer_there_and_back(tmp_path: Path) -> None
     convert(str(TF_SAMPLE), str(tmp_path / "agent.pt"))
     convert(str(tmp_path / "agent.pt"), str(tmp_path / "ckpt-1"), to="tf")
     for first, second in ((TF_SAMPLE, "agent.pt"), ("agent.pt", "ckpt-1"), (TF_SAMPLE, "ckpt-1")):
-        found = verify.verify(str(tmp_path / first), str(tmp_path / second), steps=2)
-        assert found.within, found.document()
-        told = [note for note in found.notes if "epsilon" in note]
-        assert len(told) == ("agent.pt" in (first, second))
+        verification = verify.verify(str(tmp_path / first), str(tmp_path / second), steps=2)
+        assert verification.within, verification.document()
+        notes = [note for note in verification.notes if "epsilon" in note]
+        assert len(notes) == ("agent.pt" in (first, second))
     convert(str(TORCH_SAMPLE), str(tmp_path / "ckpt-2"), to="tf")
     receipt = sidecar.load_sidecar(str(tmp_path / "ckpt-2"))
     assert receipt is not None
@@ -436,12 +436,12 @@ def test_a_penalty_that_the_conversion_was_told_of_is_the_sources_too(
     mutant = changed(target, tmp_path / "mutant.pt", lost)
     known = sidecar.load_sidecar(str(target))
     assert known is not None
-    made = replace(known, target_sha256=digest(mutant).sha256)
-    Path(sidecar.sidecar_path(mutant)).write_bytes(made.encode())
-    found = verify.verify(str(TF_SAMPLE), mutant, steps=1)
-    assert all(network.within for network in found.networks)
-    assert found.training is not None
-    assert {moved.name for moved in found.training.moved if not moved.within} >= CRITICS
+    facts = replace(known, target_sha256=digest(mutant).sha256)
+    Path(sidecar.sidecar_path(mutant)).write_bytes(facts.encode())
+    verification = verify.verify(str(TF_SAMPLE), mutant, steps=1)
+    assert all(network.within for network in verification.networks)
+    assert verification.training is not None
+    assert {moved.name for moved in verification.training.moved if not moved.within} >= CRITICS
 
 
 @pytest.mark.torch

@@ -61,9 +61,9 @@ def test_evaluations_are_preferred_to_training(tmp_path: Path) -> None:
 
 def test_one_folder_is_read_once(tmp_path: Path, golden: Golden) -> None:
     log(tmp_path, SB3)
-    found = find_training_logs([str(tmp_path / "a.pt"), str(tmp_path / "b.pt")])
-    assert len(found.curves) == 1
-    golden("\n".join(found.notes))
+    logs = find_training_logs([str(tmp_path / "a.pt"), str(tmp_path / "b.pt")])
+    assert len(logs.curves) == 1
+    golden("\n".join(logs.notes))
 
 
 def test_a_resumed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_a_resumed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 def test_a_torn_end_is_dropped_and_said(tmp_path: Path, golden: Golden) -> None:
     path = log(tmp_path, {step: {"rollout/ep_rew_mean": step} for step in (1, 2, 3)})
     path.write_bytes(path.read_bytes()[:-5])
-    found = find_training_logs([str(tmp_path / "agent.zip")])
-    assert found.curves[0].steps.tolist() == [1, 2]
-    golden("\n".join(found.notes))
+    logs = find_training_logs([str(tmp_path / "agent.zip")])
+    assert logs.curves[0].steps.tolist() == [1, 2]
+    golden("\n".join(logs.notes))
 
 
 def test_damage_is_said_and_what_came_before_kept(tmp_path: Path) -> None:
@@ -88,15 +88,15 @@ def test_damage_is_said_and_what_came_before_kept(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-10] ^= 1
     path.write_bytes(data)
-    found = find_training_logs([str(tmp_path / "agent.zip")])
-    assert found.curves[0].steps.tolist() == [1, 2]
-    assert any("checksum" in note for note in found.notes)
+    logs = find_training_logs([str(tmp_path / "agent.zip")])
+    assert logs.curves[0].steps.tolist() == [1, 2]
+    assert any("checksum" in note for note in logs.notes)
 
 
 def test_files_without_returns_say_nothing(tmp_path: Path) -> None:
     log(tmp_path, {1: {"losses/actor_loss": 0.5}})
-    found = find_training_logs([str(tmp_path / "agent.pt")])
-    assert (found.curves, found.notes) == ((), ())
+    logs = find_training_logs([str(tmp_path / "agent.pt")])
+    assert (logs.curves, logs.notes) == ((), ())
 
 
 def test_large_files_are_named_and_left(
@@ -104,9 +104,9 @@ def test_large_files_are_named_and_left(
 ) -> None:
     path = log(tmp_path, SB3)
     monkeypatch.setattr(training_logs, "MOST_BYTES", path.stat().st_size - 1)
-    found = find_training_logs([str(tmp_path / "agent.pt")])
-    assert found.curves == ()
-    golden("\n".join(found.notes))
+    logs = find_training_logs([str(tmp_path / "agent.pt")])
+    assert logs.curves == ()
+    golden("\n".join(logs.notes))
 
 
 def test_the_home_folder_is_nobodys_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,11 +118,11 @@ def test_the_home_folder_is_nobodys_run(tmp_path: Path, monkeypatch: pytest.Monk
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=60), st.integers(1, 20))
 def test_thinning_keeps_the_mean_and_the_last_step(values: list[float], most: int) -> None:
     steps = np.arange(len(values)) * 5
-    found_steps, found = thin_points(steps, np.array(values), most)
-    assert len(found) == len(found_steps) == min(most, len(values))
+    found_steps, means = thin_points(steps, np.array(values), most)
+    assert len(means) == len(found_steps) == min(most, len(values))
     assert found_steps[-1] == steps[-1]
     assert (np.diff(found_steps) > 0).all()
-    assert min(values) - 1e-9 <= found.min()
-    assert found.max() <= max(values) + 1e-9
-    if len(values) % len(found) == 0:
-        assert found.mean() == pytest.approx(np.mean(values), abs=1e-9)
+    assert min(values) - 1e-9 <= means.min()
+    assert means.max() <= max(values) + 1e-9
+    if len(values) % len(means) == 0:
+        assert means.mean() == pytest.approx(np.mean(values), abs=1e-9)

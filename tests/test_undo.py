@@ -169,9 +169,9 @@ def test_every_sample_comes_back_from_everywhere(sample: Path, to: str, tmp_path
     back = tmp_path / "back-1"
     go(sample, there, to)
     go(there, back, "tf" if sample == TF_SAMPLE else "torch")
-    found = digest(str(back))
-    assert {t.key for t in found.tensors} == {t.key for t in digest(str(sample)).tensors}
-    assert found.sha256 == digest(str(sample)).sha256
+    back_digest = digest(str(back))
+    assert {t.key for t in back_digest.tensors} == {t.key for t in digest(str(sample)).tensors}
+    assert back_digest.sha256 == digest(str(sample)).sha256
 
 
 X = Tree({(key("x"),): leaf(np.float32([[1, 2]]), "x")})
@@ -193,15 +193,15 @@ def test_a_record_brings_back_what_it_holds() -> None:
     source = Tree(
         {(index(3),): Leaf("float32", (2, 1), Inline(b""), "n", "slot"), (attr("b"),): ValueLeaf(None)}
     )
-    said = packed({"tensors": {"0": MOVED}, "tree": encode_tree(source, {(index(3),): "0"})})
-    found = reverse_conversion(X, said, "x")
-    assert found.tree is not None
-    assert found.tree[attr("b"),] == ValueLeaf(None)
-    back = found.tree[index(3),]
+    text = packed({"tensors": {"0": MOVED}, "tree": encode_tree(source, {(index(3),): "0"})})
+    reverse = reverse_conversion(X, text, "x")
+    assert reverse.tree is not None
+    assert reverse.tree[attr("b"),] == ValueLeaf(None)
+    back = reverse.tree[index(3),]
     assert isinstance(back, Leaf)
     assert (back.shape, back.key, back.role) == ((2, 1), "n", "slot")
     np.testing.assert_array_equal(back.array(), [[1], [2]])
-    assert [move.target for move in found.moves] == [(index(3),)]
+    assert [move.target for move in reverse.moves] == [(index(3),)]
     small = reverse_conversion(X, record(SMALL), "x").tree
     assert small is not None
     assert bytes(small[key("a"),].read()) == b"\0"  # type: ignore[union-attr]
@@ -240,7 +240,7 @@ def test_a_record_brings_back_what_it_holds() -> None:
         record({**MOVED, "from": [["x"]]}, "float32"),
         record({**MOVED, "from": [[["x"], "into 0:1 of 2 on axis 0"]]}, "float32"),
     ],
-    ids=lambda said: str(said)[-40:],
+    ids=lambda record: str(record)[-40:],
 )
 def test_a_record_that_makes_no_sense_is_refused(said: dict[str, Any]) -> None:
     with pytest.raises(FormatError, match="record"):

@@ -17,32 +17,32 @@ from tests.golden_texts import Golden
 def tree(**powers: float):
     """A name-based tree with such scalars in a scope, beside a weight."""
     named = {f"train/{name}": np.float32(value) for name, value in powers.items()}
-    made = {name: VariableInfo("float32", (), Inline(value.tobytes())) for name, value in named.items()}
-    return tree_by_name({"w": VariableInfo("float32", (2,), Inline(bytes(8))), **made})
+    scalars = {name: VariableInfo("float32", (), Inline(value.tobytes())) for name, value in named.items()}
+    return tree_by_name({"w": VariableInfo("float32", (2,), Inline(bytes(8))), **scalars})
 
 
 def power(beta: float, steps: int) -> float:
-    found = np.float32(beta)
+    product = np.float32(beta)
     for _ in range(steps):
-        found *= np.float32(beta)
-    return float(found)
+        product *= np.float32(beta)
+    return float(product)
 
 
 @pytest.mark.parametrize("betas", optimizers_read.BETAS)
 @pytest.mark.parametrize("steps", [0, 1, 137])
 def test_the_count_is_said(betas: tuple[float, float], steps: int, golden: Golden) -> None:
-    found = training_counters.update_count_notes(
+    notes = training_counters.update_count_notes(
         tree(beta1_power=power(betas[0], steps), beta2_power=power(betas[1], steps))
     )
-    assert len(found) == 1
-    golden(found[0])
+    assert len(notes) == 1
+    golden(notes[0])
 
 
 def test_every_optimizer_is_counted_by_itself() -> None:
     powers = {f"beta1_power{n}": power(0.9, 10 + k) for k, n in enumerate(("", "_1"))}
     powers |= {f"beta2_power{n}": power(0.999, 10 + k) for k, n in enumerate(("", "_1"))}
-    found = training_counters.update_count_notes(tree(**powers))
-    assert [("10 updates" in note, "11 updates" in note) for note in found] == [(True, False), (False, True)]
+    notes = training_counters.update_count_notes(tree(**powers))
+    assert [("10 updates" in note, "11 updates" in note) for note in notes] == [(True, False), (False, True)]
 
 
 def test_other_numbers_say_nothing() -> None:

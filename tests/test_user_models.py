@@ -467,8 +467,8 @@ def saved(name: str, folder: Path) -> tuple[nn.Module, tuple[int, ...], tuple[st
     tool = make_tool(model.parameters(), **({} if name == "adam" else {"lr": 0.1, "momentum": 0.9}))
     model(torch.ones(VECTOR)).sum().backward()  # type: ignore[no-untyped-call]
     tool.step()
-    held = {"model": model.state_dict(), "optimizer": tool.state_dict()}
-    torch.save(held, folder / f"{name}.pt")
+    contents = {"model": model.state_dict(), "optimizer": tool.state_dict()}
+    torch.save(contents, folder / f"{name}.pt")
     return model, VECTOR, ()
 
 

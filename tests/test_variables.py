@@ -69,8 +69,8 @@ def test_slots_as_the_optimizers_know_them(written: tuple[Path, dict[str, Any]],
 def test_roles_of_what_is_no_slot(written: tuple[Path, dict[str, Any]]) -> None:
     roles = {}
     for name in ("adam", "scoped", "averages", "estimator"):
-        found = leaves(open_checkpoint(str(written[0] / name)).tree)
-        roles[name] = {key: leaf.role for key, leaf in found.items() if leaf.role != "slot"}
+        listed = leaves(open_checkpoint(str(written[0] / name)).tree)
+        roles[name] = {key: leaf.role for key, leaf in listed.items() if leaf.role != "slot"}
     assert roles["adam"] == {
         "Adam": "parameter",
         "unrelated/Adam": "parameter",
@@ -114,19 +114,19 @@ def test_updates_as_tensorflow_counts_them(written: tuple[Path, dict[str, Any]])
 @pytest.mark.corpus
 def test_corpus(corpus: Path) -> None:
     folder = corpus / "tf" / "tf1_name_v2"
-    found = leaves(open_checkpoint(str(folder / "t2t_transformer")).tree)
-    kinds = [leaf.slot for leaf in found.values() if leaf.role == "slot"]
+    listed = leaves(open_checkpoint(str(folder / "t2t_transformer")).tree)
+    kinds = [leaf.slot for leaf in listed.values() if leaf.role == "slot"]
     # Two slots for each parameter; what is left are averages of losses.
     assert kinds.count("m") == kinds.count("v") == len(kinds) // 2
-    trained = {leaf.of for leaf in found.values() if leaf.of is not None}
+    trained = {leaf.of for leaf in listed.values() if leaf.of is not None}
     assert len(trained) == len(kinds) // 2
-    powers = [float(found[f"training/beta{n}_power"].array()) for n in (1, 2)]
-    assert count_adam_steps(*powers, 0.9, 0.98) == found["global_step"].array() == 1
-    found = leaves(open_checkpoint(str(folder / "tfx_estimator" / "model.ckpt-1000")).tree)
-    of = found["training/Ftrl/linear/linear_model/company_xf/weights/linear"].of
+    powers = [float(listed[f"training/beta{n}_power"].array()) for n in (1, 2)]
+    assert count_adam_steps(*powers, 0.9, 0.98) == listed["global_step"].array() == 1
+    listed = leaves(open_checkpoint(str(folder / "tfx_estimator" / "model.ckpt-1000")).tree)
+    of = listed["training/Ftrl/linear/linear_model/company_xf/weights/linear"].of
     assert of is not None
     assert display(of) == "linear/linear_model/company_xf/weights"
-    assert {leaf.role for key, leaf in found.items() if key.startswith("training")} == {
+    assert {leaf.role for key, leaf in listed.items() if key.startswith("training")} == {
         *("slot", "other", "counter")
     }
 
@@ -136,10 +136,10 @@ def test_corpus(corpus: Path) -> None:
 def test_slots_without_all_of_their_slices_are_listed_only(
     written: tuple[Path, dict[str, Any]], golden: Golden
 ) -> None:
-    found = leaves(open_checkpoint(str(written[0] / "cut_parts")).tree)
-    assert len(found["scope/w"].read()) == 160
+    listed = leaves(open_checkpoint(str(written[0] / "cut_parts")).tree)
+    assert len(listed["scope/w"].read()) == 160
     with pytest.raises(FormatError) as caught:
-        found["scope/w/art_0/Adam"].read()
+        listed["scope/w/art_0/Adam"].read()
     golden.replace(str(written[0]), "TMP")
     golden(caught.value)
 
@@ -165,38 +165,38 @@ def test_slots_without_all_of_their_slices_are_listed_only(
     ],
 )
 def test_names(shapes: dict[str, tuple[int, ...]], right: dict[str, str] | None) -> None:
-    found = leaves(named(shapes))
+    listed = leaves(named(shapes))
     if right is None:
         right = {"w/Adam": "m", "w/Adam/ExponentialMovingAverage": "average"}
-    assert {key: leaf.slot for key, leaf in found.items() if leaf.role == "slot"} == right
-    assert all(leaf.of is not None for leaf in found.values() if leaf.role == "slot")
+    assert {key: leaf.slot for key, leaf in listed.items() if leaf.role == "slot"} == right
+    assert all(leaf.of is not None for leaf in listed.values() if leaf.role == "slot")
 
 
 def test_paths_and_names_as_stored() -> None:
-    found = named({"b:0": (1,), "a//c": (1,), "x": (1,), "x:0": (1,), "b/Adam:0": (1,)})
-    assert [[step.value for step in path] for path in found] == [
+    tree = named({"b:0": (1,), "a//c": (1,), "x": (1,), "x:0": (1,), "b/Adam:0": (1,)})
+    assert [[step.value for step in path] for path in tree] == [
         ["b:0"],
         ["a", "", "c"],
         ["x"],
         ["x:0"],
         ["b", "Adam:0"],
     ]
-    assert [leaf.name for _, leaf in found.tensors()] == ["b", "a//c", "x", "x:0", "b/Adam"]
-    assert len(set(found.names.values())) == 5
-    assert leaves(found)["b/Adam:0"].of in found
+    assert [leaf.name for _, leaf in tree.tensors()] == ["b", "a//c", "x", "x:0", "b/Adam"]
+    assert len(set(tree.names.values())) == 5
+    assert leaves(tree)["b/Adam:0"].of in tree
 
 
 def test_a_slot_in_the_network_s_own_scope_leaves_scalars_alone() -> None:
-    found = leaves(named({"pi/w": (2,), "pi/pi/w/Adam": (2,), "pi/log_std": (), "pi/learning_rate": ()}))
-    assert found["pi/pi/w/Adam"].role == "slot"
-    assert found["pi/log_std"].role == "parameter"
-    assert found["pi/learning_rate"].role == "other"
+    listed = leaves(named({"pi/w": (2,), "pi/pi/w/Adam": (2,), "pi/log_std": (), "pi/learning_rate": ()}))
+    assert listed["pi/pi/w/Adam"].role == "slot"
+    assert listed["pi/log_std"].role == "parameter"
+    assert listed["pi/learning_rate"].role == "other"
 
 
 def test_hostile_names_take_no_time() -> None:
     deep = "a/" * 200_000 + "Adam"
-    found = named({deep: (2,), "a": (2,), "a/Adam": (2,), "/" * 100_000: (2,), "Adam" + "_1" * 9999: (2,)})
-    assert slots(found)["a/Adam"] == ["a", "m"]
+    tree = named({deep: (2,), "a": (2,), "a/Adam": (2,), "/" * 100_000: (2,), "Adam" + "_1" * 9999: (2,)})
+    assert slots(tree)["a/Adam"] == ["a", "m"]
 
 
 def test_a_variable_above_its_slots_is_shown(tmp_path: Path) -> None:
@@ -218,10 +218,10 @@ def test_a_variable_above_its_slots_is_shown(tmp_path: Path) -> None:
 
 
 def power(beta: float, updates: int, kind: type[np.floating]) -> float:
-    found = kind(beta)
+    product = kind(beta)
     for _ in range(updates):
-        found = kind(found * kind(beta))
-    return float(found)
+        product = kind(product * kind(beta))
+    return float(product)
 
 
 @pytest.mark.parametrize("count", [0, 1, 826, 827, 828, 2000, 30_000, 87_000])

@@ -52,9 +52,9 @@ def transposed_square(leaves: Leaves, names: dict[str, TreePath]) -> None:
 
 def noisy(leaves: Leaves, names: dict[str, TreePath]) -> None:
     path = names["critic/q1/l3/bias"]
-    found = leaves[path]
-    assert isinstance(found, Leaf)
-    leaves[path] = replace(leaf(found.array() + np.float32(0.5), found.key))
+    kernel = leaves[path]
+    assert isinstance(kernel, Leaf)
+    leaves[path] = replace(leaf(kernel.array() + np.float32(0.5), kernel.key))
 
 
 MUTANTS: dict[str, tuple[Callable[..., None], set[str]]] = {
@@ -84,13 +84,13 @@ MUTANTS: dict[str, tuple[Callable[..., None], set[str]]] = {
 @pytest.mark.usefixtures("numpy_only")
 class TestComparison:
     def test_a_copy_passes(self, tmp_path: Path) -> None:
-        found = verify.verify(str(TORCH_SAMPLE), changed(tmp_path, lambda *_: None))
-        assert found.within
-        assert {n.name for n in found.networks} == {
+        verification = verify.verify(str(TORCH_SAMPLE), changed(tmp_path, lambda *_: None))
+        assert verification.within
+        assert {n.name for n in verification.networks} == {
             "actor", "actor_target", "critic/q1", "critic/q2", "critic_target/q1", "critic_target/q2",
         }  # fmt: skip
-        assert all(n.n == 1000 for n in found.networks)
-        assert all(n.max_abs == 0 for n in found.networks)
+        assert all(n.n == 1000 for n in verification.networks)
+        assert all(n.max_abs == 0 for n in verification.networks)
 
     def test_a_conversion_passes(self, tmp_path: Path) -> None:
         convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
@@ -99,13 +99,13 @@ class TestComparison:
     @pytest.mark.parametrize("name", MUTANTS)
     def test_a_mutant_is_caught(self, tmp_path: Path, name: str) -> None:
         change, wrong = MUTANTS[name]
-        found = verify.verify(str(TORCH_SAMPLE), changed(tmp_path, change))
-        assert not found.within
-        assert {n.name for n in found.networks if not n.within} == wrong
+        verification = verify.verify(str(TORCH_SAMPLE), changed(tmp_path, change))
+        assert not verification.within
+        assert {n.name for n in verification.networks if not n.within} == wrong
 
     def test_two_agents_are_not_one(self) -> None:
-        found = verify.verify(str(TORCH_SAMPLE), str(TORCH_SAMPLE.with_name("ckpt-12500.pt")))
-        assert not any(n.within for n in found.networks)
+        verification = verify.verify(str(TORCH_SAMPLE), str(TORCH_SAMPLE.with_name("ckpt-12500.pt")))
+        assert not any(n.within for n in verification.networks)
 
     def test_the_tolerance_can_be_given(self) -> None:
         other = str(TORCH_SAMPLE.with_name("ckpt-12500.pt"))
@@ -122,10 +122,10 @@ class TestComparison:
             for path in [p for n, p in names.items() if n.startswith("critic")]:
                 leaves.pop(path)
 
-        found = verify.verify(str(TORCH_SAMPLE), changed(tmp_path, narrow))
-        assert not found.within
-        assert found.networks[0].n == 0
-        golden("\n".join(note for note in found.notes if note.startswith(("B lacks", "only A"))))
+        verification = verify.verify(str(TORCH_SAMPLE), changed(tmp_path, narrow))
+        assert not verification.within
+        assert verification.networks[0].n == 0
+        golden("\n".join(note for note in verification.notes if note.startswith(("B lacks", "only A"))))
 
     def test_nothing_in_common(self, tmp_path: Path, golden: Golden) -> None:
         def only(prefix: str) -> Callable[..., None]:
@@ -167,8 +167,8 @@ def told(path: str, **facts: object) -> str:
     """Write a sidecar for the very weights that says this much more than the sample's."""
     known = sidecar.load_sidecar(str(TORCH_SAMPLE))
     assert known is not None
-    made = replace(known, target_sha256=digest(path).sha256, **facts)  # type: ignore[arg-type]
-    Path(sidecar.sidecar_path(path)).write_bytes(made.encode())
+    document = replace(known, target_sha256=digest(path).sha256, **facts)  # type: ignore[arg-type]
+    Path(sidecar.sidecar_path(path)).write_bytes(document.encode())
     return path
 
 
@@ -201,9 +201,9 @@ class TestWhatASidecarTells:
         self, normalised: str, tmp_path: Path, written: bool, golden: Golden
     ) -> None:
         other = changed(tmp_path, lambda *_: None)
-        found = verify.verify(normalised, told(other) if written else other)
-        assert not any(n.within for n in found.networks)
-        golden("\n".join(note for note in found.notes if note.startswith(("B lacks", "only A"))))
+        verification = verify.verify(normalised, told(other) if written else other)
+        assert not any(n.within for n in verification.networks)
+        golden("\n".join(note for note in verification.notes if note.startswith(("B lacks", "only A"))))
 
     def test_other_statistics(self, normalised: str, tmp_path: Path) -> None:
         other = told(changed(tmp_path, lambda *_: None), obs_norm={**STATISTICS, "clip": 5.0})
@@ -222,9 +222,9 @@ def test_a_network_that_got_lost_is_not_the_same(tmp_path: Path) -> None:
                 leaves.pop(path)
 
     lost = changed(tmp_path, without_critic)
-    found = verify.verify(str(TORCH_SAMPLE), lost)
-    assert not found.within
-    assert {n.name for n in found.networks if not n.within} == {"critic/q1", "critic/q2"}
+    verification = verify.verify(str(TORCH_SAMPLE), lost)
+    assert not verification.within
+    assert {n.name for n in verification.networks if not n.within} == {"critic/q1", "critic/q2"}
     assert verify.verify(lost, str(TORCH_SAMPLE)).within  # what B has besides says nothing against it
 
 

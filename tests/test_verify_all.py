@@ -205,19 +205,19 @@ class Tensors:
     def change(self, name: str, of: Callable[[np.ndarray], np.ndarray]) -> None:
         """Replace an array, or a plain number, by what `of` makes of it."""
         path = self.path(name)
-        found = self.leaves[path]
-        if isinstance(found, ValueLeaf):
-            made = of(np.asarray(found.value)).item()
-            self.leaves[path] = replace(found, value=type(found.value)(made))  # type: ignore[call-arg,arg-type]
+        entry = self.leaves[path]
+        if isinstance(entry, ValueLeaf):
+            value = of(np.asarray(entry.value)).item()
+            self.leaves[path] = replace(entry, value=type(entry.value)(value))  # type: ignore[call-arg,arg-type]
         else:
-            array = of(found.array().copy())
-            data = leaf(array, found.key)
-            self.leaves[path] = replace(found, source=data.source, dtype=data.dtype, shape=data.shape)
+            array = of(entry.array().copy())
+            data = leaf(array, entry.key)
+            self.leaves[path] = replace(entry, source=data.source, dtype=data.dtype, shape=data.shape)
 
     def array(self, name: str) -> np.ndarray:
-        found = self.leaves[self.path(name)]
-        assert isinstance(found, Leaf)
-        return np.asarray(found.array())
+        result = self.leaves[self.path(name)]
+        assert isinstance(result, Leaf)
+        return np.asarray(result.array())
 
     def swap(self, one: str, other: str) -> None:
         a, b = self.array(one), self.array(other)
@@ -235,7 +235,7 @@ class Tensors:
     def copy_all(self, source: str, target: str) -> None:
         for rest in self.below(source):
             array = self.array(self.known.get(source, source) + rest)
-            self.change(self.known.get(target, target) + rest, lambda _, found=array: found)
+            self.change(self.known.get(target, target) + rest, lambda _, tensors=array: tensors)
 
     def remove(self, name: str) -> None:
         del self.leaves[self.path(name)]
@@ -367,19 +367,19 @@ def no_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parts_of(found: verify.Verification) -> set[str]:
-    return {each.part for each in found.discrepancies}
+    return {discrepancy.part for discrepancy in found.discrepancies}
 
 
 @pytest.mark.parametrize("to", ["torch", "tf", "keras", "safetensors"])
 def test_a_conversion_passes_with_and_without_its_receipt(
     conversions: Callable[[str, str], Made], tmp_path: Path, to: str
 ) -> None:
-    made = conversions("td3 of tensorflow" if to == "torch" else "td3 of torch", to)
-    for target in (str(made.target), rewritten(made, tmp_path, lambda _: None)):
-        found = verify.verify(made.source, target, whole=True)
-        assert found.within, found.discrepancies
-        assert len(found.networks) == 6
-        assert diff(made.source, target).identical
+    conversion = conversions("td3 of tensorflow" if to == "torch" else "td3 of torch", to)
+    for target in (str(conversion.target), rewritten(conversion, tmp_path, lambda _: None)):
+        verification = verify.verify(conversion.source, target, whole=True)
+        assert verification.within, verification.discrepancies
+        assert len(verification.networks) == 6
+        assert diff(conversion.source, target).identical
 
 
 @pytest.mark.parametrize(
@@ -388,10 +388,10 @@ def test_a_conversion_passes_with_and_without_its_receipt(
 def test_a_conversion_of_other_kinds_passes(
     conversions: Callable[[str, str], Made], source: str, to: str
 ) -> None:
-    made = conversions(source, to)
-    found = verify.verify(made.source, str(made.target), whole=True)
-    assert found.within, found.discrepancies
-    assert diff(made.source, str(made.target)).identical
+    conversion = conversions(source, to)
+    verification = verify.verify(conversion.source, str(conversion.target), whole=True)
+    assert verification.within, verification.discrepancies
+    assert diff(conversion.source, str(conversion.target)).identical
 
 
 @pytest.mark.usefixtures("no_outputs")
@@ -405,14 +405,14 @@ def test_each_mutant_is_named(
     parts: set[str],
     receipt: bool,
 ) -> None:
-    made = conversions(source, to)
-    mutant = rewritten(made, tmp_path, change)
+    conversion = conversions(source, to)
+    mutant = rewritten(conversion, tmp_path, change)
     if receipt:
-        with_receipt(made, mutant)
-    found = verify.verify(made.source, mutant, whole=True)
-    assert not found.within
+        with_receipt(conversion, mutant)
+    verification = verify.verify(conversion.source, mutant, whole=True)
+    assert not verification.within
     # What changes a shape or a type breaks the record of the source as well.
-    assert parts_of(found) - {RECEIPT} == parts
+    assert parts_of(verification) - {RECEIPT} == parts
 
 
 @pytest.mark.parametrize(
@@ -421,17 +421,17 @@ def test_each_mutant_is_named(
 def test_diff_finds_mutants_too(
     conversions: Callable[[str, str], Made], tmp_path: Path, source: str, to: str
 ) -> None:
-    made = conversions(source, to)
+    conversion = conversions(source, to)
     table = MODEL if source == "model" else TD3
     for number, name in enumerate(list(table)[::4]):
         (folder := tmp_path / str(number)).mkdir()
-        mutant = with_receipt(made, rewritten(made, folder, table[name][0]))
-        assert not diff(made.source, mutant).identical, name
+        mutant = with_receipt(conversion, rewritten(conversion, folder, table[name][0]))
+        assert not diff(conversion.source, mutant).identical, name
 
 
 def test_the_average_for_the_trained_weights(conversions: Callable[[str, str], Made], tmp_path: Path) -> None:
-    made = conversions("averaged", "tf")
-    ema = open_checkpoint(made.source)
+    plan = conversions("averaged", "tf")
+    ema = open_checkpoint(plan.source)
     names = {name: ema.tree[path] for path, name in ema.tree.names.items()}
 
     def average(tensors: Tensors) -> None:
@@ -439,12 +439,12 @@ def test_the_average_for_the_trained_weights(conversions: Callable[[str, str], M
             source = names["/".join(("ema", *name.split("/")[-2:])).replace("kernel", "weight")]
             assert isinstance(source, Leaf)
             array = source.array()
-            tensors.change(name, lambda _, found=array: found.T)
+            tensors.change(name, lambda _, tensors=array: tensors.T)
 
-    assert verify.verify(made.source, str(made.target), whole=True).within
-    found = verify.verify(made.source, with_receipt(made, rewritten(made, tmp_path, average)), whole=True)
-    assert {each.what for each in found.discrepancies} == {"values"}
-    assert len(found.discrepancies) == 4
+    assert verify.verify(plan.source, str(plan.target), whole=True).within
+    result = verify.verify(plan.source, with_receipt(plan, rewritten(plan, tmp_path, average)), whole=True)
+    assert {discrepancy.what for discrepancy in result.discrepancies} == {"values"}
+    assert len(result.discrepancies) == 4
 
 
 PLANTED: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -465,25 +465,25 @@ PLANTED: dict[str, tuple[dict[str, Any], str, str]] = {
 def test_an_edited_sidecar_with_the_right_digest_is_named(
     conversions: Callable[[str, str], Made], tmp_path: Path, name: str
 ) -> None:
-    made = conversions("td3 of tensorflow", "torch")
+    conversion = conversions("td3 of tensorflow", "torch")
     facts, part, path = PLANTED[name]
-    target = with_receipt(made, rewritten(made, tmp_path, lambda _: None), **facts)
-    found = verify.verify(made.source, target, whole=True)
-    assert not found.within
-    assert (part, path) in {(each.part, each.path) for each in found.discrepancies}
+    target = with_receipt(conversion, rewritten(conversion, tmp_path, lambda _: None), **facts)
+    verification = verify.verify(conversion.source, target, whole=True)
+    assert not verification.within
+    assert (part, path) in {(row.part, row.path) for row in verification.discrepancies}
 
 
 def test_edited_settings_in_a_sidecar_are_named(
     conversions: Callable[[str, str], Made], tmp_path: Path
 ) -> None:
-    made = conversions("td3 of torch", "tf")
-    known = sidecar.load_sidecar(str(made.target))
+    conversion = conversions("td3 of torch", "tf")
+    known = sidecar.load_sidecar(str(conversion.target))
     assert known is not None
     assert known.optimizers is not None
-    wrong = {name: {**each, "beta_1": 0.5} for name, each in known.optimizers.items()}
-    target = with_receipt(made, rewritten(made, tmp_path, lambda _: None), optimizers=wrong)
-    found = verify.verify(made.source, target, whole=True)
-    assert {(each.part, each.what) for each in found.discrepancies} == {
+    wrong = {name: {**optimizer, "beta_1": 0.5} for name, optimizer in known.optimizers.items()}
+    target = with_receipt(conversion, rewritten(conversion, tmp_path, lambda _: None), optimizers=wrong)
+    verification = verify.verify(conversion.source, target, whole=True)
+    assert {(discrepancy.part, discrepancy.what) for discrepancy in verification.discrepancies} == {
         ("actor_optimizer", "setting"),
         ("critic_optimizer", "setting"),
     }
@@ -492,22 +492,22 @@ def test_edited_settings_in_a_sidecar_are_named(
 def test_a_sidecar_of_other_weights_is_a_discrepancy(
     conversions: Callable[[str, str], Made], tmp_path: Path
 ) -> None:
-    made = conversions("td3 of tensorflow", "torch")
-    mutant = rewritten(made, tmp_path, TD3["updates changed"][0])
-    shutil.copy(sidecar.sidecar_path(str(made.target)), sidecar.sidecar_path(mutant))
-    assert parts_of(verify.verify(made.source, mutant, whole=True)) == {"counters", RECEIPT}
+    conversion = conversions("td3 of tensorflow", "torch")
+    mutant = rewritten(conversion, tmp_path, TD3["updates changed"][0])
+    shutil.copy(sidecar.sidecar_path(str(conversion.target)), sidecar.sidecar_path(mutant))
+    assert parts_of(verify.verify(conversion.source, mutant, whole=True)) == {"counters", RECEIPT}
 
 
 def test_what_a_wrong_tensor_resembles(conversions: Callable[[str, str], Made], tmp_path: Path) -> None:
-    made = conversions("td3 of tensorflow", "torch")
-    said = []
+    plan = conversions("td3 of tensorflow", "torch")
+    texts = []
     for number, name in enumerate(
         ("a square kernel transposed", "one critic twice", "weights rounded to half")
     ):
         (folder := tmp_path / str(number)).mkdir()
-        found = verify.verify(made.source, rewritten(made, folder, TD3[name][0]), whole=True)
-        said.append({str(each.resembles) for each in found.discrepancies})
-    transposed, twice, rounded = said
+        verification = verify.verify(plan.source, rewritten(plan, folder, TD3[name][0]), whole=True)
+        texts.append({str(discrepancy.resembles) for discrepancy in verification.discrepancies})
+    transposed, twice, rounded = texts
     assert transposed == {"A's transposed"}
     assert {f"A's critic/q1/{n}/kernel" for n in range(3)} <= twice
     (kind,) = rounded
@@ -517,18 +517,18 @@ def test_what_a_wrong_tensor_resembles(conversions: Callable[[str, str], Made], 
 def test_without_all_the_verdict_says_what_was_not_compared(
     conversions: Callable[[str, str], Made], tmp_path: Path
 ) -> None:
-    made = conversions("td3 of tensorflow", "torch")
-    found = verify.verify(made.source, rewritten(made, tmp_path, TD3["moments swapped"][0]))
-    assert found.within
-    assert any("actor_optimizer" in each for each in found.not_compared)
+    plan = conversions("td3 of tensorflow", "torch")
+    verification = verify.verify(plan.source, rewritten(plan, tmp_path, TD3["moments swapped"][0]))
+    assert verification.within
+    assert any("actor_optimizer" in note for note in verification.not_compared)
 
 
 def test_the_command_exits_with_one_and_lists_discrepancies(
     conversions: Callable[[str, str], Made], tmp_path: Path
 ) -> None:
-    made = conversions("td3 of tensorflow", "torch")
-    mutant = rewritten(made, tmp_path, TD3["learning rate changed"][0])
-    ran = in_process("verify", made.source, mutant, "--all", "--json")
+    conversion = conversions("td3 of tensorflow", "torch")
+    mutant = rewritten(conversion, tmp_path, TD3["learning rate changed"][0])
+    ran = in_process("verify", conversion.source, mutant, "--all", "--json")
     assert ran.status == 1
     (only,) = ran.json()["contents"]["discrepancies"]
     assert (only["part"], only["path"], only["what"]) == (
@@ -536,19 +536,19 @@ def test_the_command_exits_with_one_and_lists_discrepancies(
         "actor_optimizer/learning_rate",
         "kind",
     )
-    shown = in_process("verify", made.source, mutant, "--all")
+    shown = in_process("verify", conversion.source, mutant, "--all")
     assert shown.status == 1
     assert all(len(line) <= 80 for line in shown.out.splitlines() if "learning_rate" in line)
-    assert in_process("verify", made.source, made.target, "--all", "--quiet").status == 0
+    assert in_process("verify", conversion.source, conversion.target, "--all", "--quiet").status == 0
 
 
 def test_two_unrelated_models_are_not_the_same(tmp_path: Path) -> None:
     for name, width in (("a.pt", 4), ("b.safetensors", 5)):
         save(torch_tree({"l.weight": np.ones((width, 3), np.float32)}), str(tmp_path / name))
-    found = verify.verify(str(tmp_path / "a.pt"), str(tmp_path / "b.safetensors"), whole=True)
-    assert not found.within
-    assert [(each.path, each.what) for each in found.discrepancies] == [("l/weight", "shape")]
-    assert json.dumps(found.document())
+    verification = verify.verify(str(tmp_path / "a.pt"), str(tmp_path / "b.safetensors"), whole=True)
+    assert not verification.within
+    assert [(row.path, row.what) for row in verification.discrepancies] == [("l/weight", "shape")]
+    assert json.dumps(verification.document())
 
 
 def trained(home: Path) -> tuple[str, dict[str, Any]]:
@@ -560,15 +560,15 @@ def trained(home: Path) -> tuple[str, dict[str, Any]]:
         entries: dict[str, Any] = {
             f"model/{name}": draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
         }
-        found = dict(torch_tree({**entries, "epoch": 3}).items())
-        found |= adam(draw, list(shapes.values()))
-        save(Tree(found, {}, {(key("optimizer"), key("param_groups")): Container("list")}), str(path))
+        leaves = dict(torch_tree({**entries, "epoch": 3}).items())
+        leaves |= adam(draw, list(shapes.values()))
+        save(Tree(leaves, {}, {(key("optimizer"), key("param_groups")): Container("list")}), str(path))
     return str(path), {}
 
 
 def adam(draw: np.random.Generator, shapes: list[tuple[int, ...]]) -> dict[TreePath, Leaf | ValueLeaf]:
     """Return the leaves of an Adam over parameters of these shapes, as torch numbers them."""
-    found: dict[TreePath, Leaf | ValueLeaf] = {}
+    slots: dict[TreePath, Leaf | ValueLeaf] = {}
     for number, shape in enumerate(shapes):
         state = (key("optimizer"), key("state"), key(number))
         arrays = {
@@ -576,13 +576,13 @@ def adam(draw: np.random.Generator, shapes: list[tuple[int, ...]]) -> dict[TreeP
             "exp_avg": draw.standard_normal(shape).astype(np.float32),
             "exp_avg_sq": np.abs(draw.standard_normal(shape)).astype(np.float32),
         }
-        found |= {(*state, key(name)): leaf(array, name) for name, array in arrays.items()}
+        slots |= {(*state, key(name)): leaf(array, name) for name, array in arrays.items()}
     group = (key("optimizer"), key("param_groups"), index(0))
     settings: dict[str, Any] = {"lr": 3e-4, "eps": 1e-8, "weight_decay": 0, "amsgrad": False}
-    found |= {(*group, key(name)): ValueLeaf(value) for name, value in settings.items()}
-    found |= {(*group, key("betas"), index(at)): ValueLeaf(beta) for at, beta in enumerate((0.9, 0.999))}
-    found |= {(*group, key("params"), index(number)): ValueLeaf(number) for number in range(len(shapes))}
-    return found
+    slots |= {(*group, key(name)): ValueLeaf(value) for name, value in settings.items()}
+    slots |= {(*group, key("betas"), index(at)): ValueLeaf(beta) for at, beta in enumerate((0.9, 0.999))}
+    slots |= {(*group, key("params"), index(number)): ValueLeaf(number) for number in range(len(shapes))}
+    return slots
 
 
 SOURCES["trained"] = trained
@@ -598,19 +598,19 @@ OPTIMIZER: dict[str, Change] = {
 def test_the_optimizer_of_a_model_is_compared(
     conversions: Callable[[str, str], Made], tmp_path: Path, name: str
 ) -> None:
-    made = conversions("trained", "tf")
-    assert verify.verify(made.source, str(made.target), whole=True).within
-    found = verify.verify(made.source, rewritten(made, tmp_path, OPTIMIZER[name]), whole=True)
-    assert parts_of(found) == {"optimizer"}
+    plan = conversions("trained", "tf")
+    assert verify.verify(plan.source, str(plan.target), whole=True).within
+    verification = verify.verify(plan.source, rewritten(plan, tmp_path, OPTIMIZER[name]), whole=True)
+    assert parts_of(verification) == {"optimizer"}
 
 
 def test_a_conversion_back_passes_both_ways(conversions: Callable[[str, str], Made], tmp_path: Path) -> None:
-    made = conversions("trained", "tf")
+    plan = conversions("trained", "tf")
     back = str(tmp_path / "back.pt")
-    convert(str(made.target), back)
-    for one, other in ((made.source, back), (str(made.target), back), (back, str(made.target))):
-        found = verify.verify(one, other, whole=True)
-        assert found.within, found.discrepancies
+    convert(str(plan.target), back)
+    for one, other in ((plan.source, back), (str(plan.target), back), (back, str(plan.target))):
+        verification = verify.verify(one, other, whole=True)
+        assert verification.within, verification.discrepancies
         assert diff(one, other).identical
 
 
@@ -619,15 +619,15 @@ def test_what_was_dropped_is_declared_by_the_receipt_alone(tmp_path: Path) -> No
     weights = {"l.weight": np.ones((2, 3), np.float32), "odd": np.ones((2, 2, 2), np.float32)}
     save(torch_tree({**weights, "l.bias": np.ones(2, np.float32)}), source)
     assert convert(source, target, to="tf", allow_missing=True).written
-    found = diff(source, target)
-    assert found.identical
-    assert [(each.path, each.what) for each in found.declared if each.side == "left"] == [("odd", "dropped")]
+    result = diff(source, target)
+    assert result.identical
+    assert [(row.path, row.what) for row in result.declared if row.side == "left"] == [("odd", "dropped")]
     known = sidecar.load_sidecar(target)
     assert known is not None
     # A receipt cannot drop what a rule converts.
     hidden = replace(known, residue=[*known.residue, {"path": "l/bias"}])
     tree = open_checkpoint(target).tree
-    leaves = {path: each for path, each in tree.items() if tree.names[path] != "l/bias"}
+    leaves = {path: item for path, item in tree.items() if tree.names[path] != "l/bias"}
     (tmp_path / "b").mkdir()
     mutant = str(tmp_path / "b" / "ckpt-1")
     save(Tree(leaves, tree.aliases, tree.containers), mutant, "tf")
@@ -650,16 +650,16 @@ def test_a_converted_part_is_compared_with_that_part(tmp_path: Path) -> None:
     }
     source, target = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
     leaves = {
-        (key(name.partition(".")[0]), key(name.partition(".")[2])): leaf(each)
-        for name, each in weights.items()
+        (key(name.partition(".")[0]), key(name.partition(".")[2])): leaf(weight)
+        for name, weight in weights.items()
     }
     save(Tree(leaves), source, "torch")
     assert convert(source, target, to="torch", part="actor").written
     facts = AgentFacts(activations="relu", head="tanh", action_low=-1, action_high=1)
     for whole in (False, True):
-        found = verify.verify(source, target, facts=facts, whole=whole)
-        assert found.within, found.discrepancies
-        assert any("critic" in each for each in found.not_compared)
+        verification = verify.verify(source, target, facts=facts, whole=whole)
+        assert verification.within, verification.discrepancies
+        assert any("critic" in note for note in verification.not_compared)
     Path(sidecar.sidecar_path(target)).unlink()
     assert not verify.verify(source, target, facts=facts).within
 
@@ -702,26 +702,26 @@ def named(home: Path) -> str:
 
 def small_changes(tree: Tree) -> Iterator[tuple[str, Leaves]]:
     """Go through the entries of a tree with what a change, and a removal, makes of them."""
-    for path, found in tree.items():
+    for path, result in tree.items():
         name = tree.names[path]
-        if name in ("save_counter",) or (isinstance(found, ValueLeaf) and not found.value):
+        if name in ("save_counter",) or (isinstance(result, ValueLeaf) and not result.value):
             continue  # the writer's own count, and switches that are off
         changed = dict(tree.leaves)
-        if isinstance(found, Leaf):
-            array = found.array().copy()
+        if isinstance(result, Leaf):
+            array = result.array().copy()
             array.reshape(-1)[array.size // 2] += 1
-            data = leaf(array, found.key)
-            changed[path] = replace(found, source=data.source)
+            data = leaf(array, result.key)
+            changed[path] = replace(result, source=data.source)
         else:
-            number = isinstance(found.value, int | float) and not isinstance(found.value, bool)
-            changed[path] = replace(found, value=found.value + 1 if number else f"{found.value}x")  # type: ignore[operator]
+            number = isinstance(result.value, int | float) and not isinstance(result.value, bool)
+            changed[path] = replace(result, value=result.value + 1 if number else f"{result.value}x")  # type: ignore[operator]
         yield name, changed
-        rest = {at: each for at, each in tree.leaves.items() if at != path}
+        rest = {at: item for at, item in tree.leaves.items() if at != path}
         yield (
             name,
             {
-                at: replace(each, of=None) if isinstance(each, Leaf) and each.of == path else each
-                for at, each in rest.items()
+                at: replace(item, of=None) if isinstance(item, Leaf) and item.of == path else item
+                for at, item in rest.items()
             },
         )
 
@@ -737,16 +737,16 @@ QUICK = ("fujimoto's files", "no optimizers", "a part of one's own model")
 def test_no_changed_entry_of_a_conversion_is_silent(
     case: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = EVERY[case]
-    source = named(tmp_path) if wanted.source == "named" else str(TORCH_SAMPLE)
-    if "like" in wanted.options:
+    expected = EVERY[case]
+    source = named(tmp_path) if expected.source == "named" else str(TORCH_SAMPLE)
+    if "like" in expected.options:
         pytest.importorskip("torch")
         monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    options = ConversionOptions(to=wanted.to, verify=False, **wanted.options)
+    options = ConversionOptions(to=expected.to, verify=False, **expected.options)
     done = convert(source, str(tmp_path / "b"), options)
     assert done.written
-    found = diff(source, done.target)
-    assert [*found.changed, *found.only_left, *found.only_right] == []
+    result = diff(source, done.target)
+    assert [*result.changed, *result.only_left, *result.only_right] == []
     a, b = open_checkpoint(source), open_checkpoint(done.target)
     first, receipt = party(a, read_any_sidecar(a)), read_any_sidecar(b)
     assert not compare_contents(first, party(b, receipt)).discrepancies

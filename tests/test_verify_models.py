@@ -64,12 +64,12 @@ def runners() -> Iterator[None]:
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
     """Return every model's `.keras` and `.pt`."""
     sides = planted_faults.Sides(tmp_path_factory.mktemp("pairs"))
-    found = {}
+    files = {}
     for name in RIGHT:
         torch_file = sides.torch(name, name, {})
-        found[name] = sides.keras(name, name, {}), torch_file
+        files[name] = sides.keras(name, name, {}), torch_file
     sides.write()
-    return found
+    return files
 
 
 @pytest.mark.tensorflow
@@ -81,12 +81,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]
     ],
 )
 def test_equal_models_pass(files: dict[str, tuple[str, str]], name: str, runners: None) -> None:
-    found = verify(*files[name], like_b=spec(name))
-    assert found.within
-    assert found.models is not None
-    assert found.models.exact
-    assert len(found.models.layers) >= 2
-    assert all(each.within for each in found.models.layers)
+    verification = verify(*files[name], like_b=spec(name))
+    assert verification.within
+    assert verification.models is not None
+    assert verification.models.exact
+    assert len(verification.models.layers) >= 2
+    assert all(layer.within for layer in verification.models.layers)
 
 
 # Faults, planted in the second of two torch models.
@@ -102,7 +102,7 @@ def compare_torch(tmp_path: Path, fault: Fault) -> Verification:
     if fault.change is not None:
         fault.change(changed)
     torch.save(changed, paths[1])
-    specs = [spec(fault.model, each) for each in (fault.right, fault.options)]
+    specs = [spec(fault.model, settings) for settings in (fault.right, fault.options)]
     shapes = planted_faults.input_shapes(fault.model, "torch")
     return verify(*map(str, paths), like_a=specs[0], like_b=specs[1], input_shapes=shapes)
 
@@ -135,29 +135,29 @@ FURTHER = (
 )
 def test_a_planted_fault_is_found_in_its_layer(name: str, tmp_path: Path, here: None) -> None:
     fault = FAULTS[name]
-    found = compare_torch(tmp_path, fault)
-    assert not found.within
-    assert found.models is not None
-    first = found.models.first
+    verification = compare_torch(tmp_path, fault)
+    assert not verification.within
+    assert verification.models is not None
+    first = verification.models.first
     assert first is not None
     assert re.fullmatch(fault.layer, first.b), first
     assert name in (*MORE_FAULTS, *LATER_FAULTS) or first.where == fault.where, first
-    schemas.require("verify", json.loads(render_document(found.document())))
+    schemas.require("verify", json.loads(render_document(verification.document())))
     if name in planted_faults.UNNAMED:
         assert (first.cause, first.confirmed) == (None, False)
         return
     assert first.confirmed
     assert first.cause is not None
     assert re.search(fault.words, first.cause, re.IGNORECASE), first
-    assert first.cause in tables.render_verification(found, quiet=False)
+    assert first.cause in tables.render_verification(verification, quiet=False)
 
 
 @pytest.mark.parametrize("model", [*SHAPES])
 def test_a_torch_model_is_equal_to_itself(model: str, tmp_path: Path, here: None) -> None:
-    found = compare_torch(tmp_path, Fault(model, ""))
-    assert found.within
-    assert found.models is not None
-    assert found.models.first is None
+    verification = compare_torch(tmp_path, Fault(model, ""))
+    assert verification.within
+    assert verification.models is not None
+    assert verification.models.first is None
 
 
 # Faults between the frameworks: the right source is A, the conversion with the fault is B.
@@ -179,11 +179,11 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> PlantedFaults:
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", DAILY)
 def test_a_fault_between_frameworks_is_found(name: str, planted: PlantedFaults, runners: None) -> None:
-    found = planted.find(name, DAILY[name])
-    assert found.found, found
-    assert found.layer_right, found
-    assert found.cause_right, found
-    assert found.confirmed, found
+    finding = planted.find(name, DAILY[name])
+    assert finding.found, finding
+    assert finding.layer_right, finding
+    assert finding.cause_right, finding
+    assert finding.confirmed, finding
 
 
 @pytest.mark.slow
@@ -193,9 +193,9 @@ def test_the_table_of_faults_is_at_least_the_recorded_one(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ["PYTHONPATH"])))
     recorded = {(row["fault"], row["direction"]): row for row in planted_faults.recorded()}
-    found = {(row.fault, row.direction): row for row in PlantedFaults(tmp_path).findings()}
-    assert {*found} == {*recorded}
-    for key, row in found.items():
+    rows = {(row.fault, row.direction): row for row in PlantedFaults(tmp_path).findings()}
+    assert {*rows} == {*recorded}
+    for key, row in rows.items():
         assert row.found, row
         assert row.layer_right >= recorded[key]["layer_right"], row
         assert row.cause_right >= recorded[key]["cause_right"], row
@@ -247,9 +247,9 @@ def test_the_page_of_results_is_that_of_the_record() -> None:
 @pytest.mark.tensorflow
 def test_equal_pairs_still_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ["PYTHONPATH"])))
-    found = list(right_pairs.pairs(tmp_path, ("hand", "agents", "twins"), ()))
-    assert len(found) >= 30
-    assert [row for row in found if not row.within] == []
+    pairs = list(right_pairs.pairs(tmp_path, ("hand", "agents", "twins"), ()))
+    assert len(pairs) >= 30
+    assert [row for row in pairs if not row.within] == []
 
 
 # What runs, and what is refused.
@@ -273,21 +273,21 @@ def test_an_onnx_file_runs(name: str, tmp_path: Path, here: None) -> None:
 
     model, weights = saved(tmp_path, name)
     dtype = torch.int64 if name == "words" else torch.float32
-    given = torch.zeros(2, *map(int, SHAPES[name].split(",")), dtype=dtype)
+    batch = torch.zeros(2, *map(int, SHAPES[name].split(",")), dtype=dtype)
     file = str(tmp_path / "model.onnx")
     torch.onnx.export(
         model,
-        (given,),
+        (batch,),
         file,
         dynamo=False,
         input_names=["x"],
         output_names=["y"],
         dynamic_axes={"x": {0: "n"}},
     )
-    found = verify(file, weights, like_b=spec(name))
-    assert found.within
-    assert found.models is not None
-    assert found.models.layers
+    verification = verify(file, weights, like_b=spec(name))
+    assert verification.within
+    assert verification.models is not None
+    assert verification.models.layers
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -301,10 +301,10 @@ def test_a_program_runs_with_permission_only(tmp_path: Path, here: None) -> None
         verify(script, weights, like_b=spec("mlp"), input_shapes=("6",))
     assert refused.value.file == script
     assert "--run-code" in (refused.value.hint or "")
-    found = verify(script, weights, like_b=spec("mlp"), input_shapes=("6",), run_code=True)
-    assert found.within
-    assert found.models is not None
-    assert found.models.layers
+    verification = verify(script, weights, like_b=spec("mlp"), input_shapes=("6",), run_code=True)
+    assert verification.within
+    assert verification.models is not None
+    assert verification.models.layers
 
 
 def test_weights_alone_do_not_run(tmp_path: Path, here: None) -> None:
@@ -326,11 +326,11 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, here: None) ->
 def test_own_inputs(tmp_path: Path, here: None) -> None:
     _, weights = saved(tmp_path, "mlp")
     np.savez(tmp_path / "inputs.npz", x=np.ones((5, 6), np.float32))
-    found = verify(
+    verification = verify(
         weights, weights, like_a=spec("mlp"), like_b=spec("mlp"), inputs=str(tmp_path / "inputs.npz")
     )
-    assert found.within
-    assert [each.n for each in found.networks] == [5]
+    assert verification.within
+    assert [network.n for network in verification.networks] == [5]
 
 
 @pytest.mark.parametrize("rows", [[2999], range(100, 140), range(3000)])
@@ -345,28 +345,28 @@ def test_rows_of_a_table_that_the_inputs_did_not_reach_are_reached(
     state["0.weight"][rows] += 0.5
     torch.save(state, paths[1])
     like = spec("vocabulary")
-    found = verify(*paths, like_a=like, like_b=like, input_shapes=("5",))
-    assert not found.within
-    assert found.models is not None
-    assert found.models.first is not None
-    assert found.models.first.b == "0"
+    verification = verify(*paths, like_a=like, like_b=like, input_shapes=("5",))
+    assert not verification.within
+    assert verification.models is not None
+    assert verification.models.first is not None
+    assert verification.models.first.b == "0"
     if len(rows) < 3000:
-        assert f" {len(rows):,} of 3,000 rows" in str(found.models.first.cause)
+        assert f" {len(rows):,} of 3,000 rows" in str(verification.models.first.cause)
     # The user's inputs are not changed: the rows are named.
     np.savez(tmp_path / "inputs.npz", x=np.arange(25).reshape(5, 5))
-    found = verify(*paths, like_a=like, like_b=like, inputs=str(tmp_path / "inputs.npz"))
-    assert found.within == (len(rows) < 3000)
-    assert any(f"{len(rows):,} of 3,000 rows" in note for note in found.notes) == found.within
+    verification = verify(*paths, like_a=like, like_b=like, inputs=str(tmp_path / "inputs.npz"))
+    assert verification.within == (len(rows) < 3000)
+    assert any(f"{len(rows):,} of 3,000 rows" in note for note in verification.notes) == verification.within
 
 
 def test_several_named_inputs(tmp_path: Path, here: None) -> None:
     _, weights = saved(tmp_path, "several")
     like = spec("several")
-    found = verify(weights, weights, like_a=like, like_b=like, input_shapes=("words=5", "image=4"))
-    assert found.within
-    assert found.models is not None
-    assert [each.dtype for each in found.models.inputs] == ["int32", "float32"]
-    assert sorted(each.name for each in found.networks) == ["action", "value"]
+    verification = verify(weights, weights, like_a=like, like_b=like, input_shapes=("words=5", "image=4"))
+    assert verification.within
+    assert verification.models is not None
+    assert [input_.dtype for input_ in verification.models.inputs] == ["int32", "float32"]
+    assert sorted(network.name for network in verification.networks) == ["action", "value"]
 
 
 def test_unknown_inputs_are_refused(tmp_path: Path, here: None) -> None:
@@ -382,8 +382,8 @@ def test_an_agent_against_an_own_model(tmp_path: Path, here: None) -> None:
     agent = str(ROOT / "sample_ckpts/td3_pendulum_torch/ckpt-15000.pt")
     actor = torch.load(agent, weights_only=True)["actor"]
     torch.save(actor, tmp_path / "actor.pt")
-    found = verify(agent, str(tmp_path / "actor.pt"), like_b=spec("policy"))
-    assert found.within
+    verification = verify(agent, str(tmp_path / "actor.pt"), like_b=spec("policy"))
+    assert verification.within
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_the_order_of_axes(a: Any, b: Any, channels: Any, transpose: bool | None
 def test_code_in_a_keras_file_is_refused_before_keras_opens_it(name: str, tmp_path: Path) -> None:
     from tests.hostile import crafted_payloads
 
-    case = next(each for each in crafted_payloads.CASES if each.name == name)
+    case = next(case for case in crafted_payloads.CASES if case.name == name)
     file = str(case.make(tmp_path))
     assert two_models.find_code(open_checkpoint(file), "keras") is not None
     with pytest.raises((UsageError, UnsupportedError)) as refused:

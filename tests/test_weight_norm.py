@@ -50,18 +50,18 @@ def test_the_weight_is_that_of_torch(tmp_path, how, kind, name, dim):
     source, target = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
     torch.save({"model": module.state_dict()}, source)
     done = ckpttool.convert(source, target, fold_weight_norm=True)
-    found = torch.load(target)["model"]
+    state = torch.load(target)["model"]
     assert [line.rule for line in done.report.mapped].count("fold weight norm") == 1
     # torch rounds the norm, the quotient and the product; here the result alone is rounded.
-    assert ulps(found[name].numpy(), weight.numpy()) <= 2
+    assert ulps(state[name].numpy(), weight.numpy()) <= 2
     exact, _ = made(how, kind, name, dim)
     exact.double()
     for hook in exact._forward_pre_hooks.values():
         hook(exact, None)
-    assert ulps(found[name].numpy(), getattr(exact, name).detach().float().numpy()) == 0
+    assert ulps(state[name].numpy(), getattr(exact, name).detach().float().numpy()) == 0
     bare = {"linear": torch.nn.Linear(37, 19), "conv": torch.nn.Conv2d(5, 7, 3), "lstm": torch.nn.LSTM(6, 9)}
-    bare[kind].load_state_dict(found)
-    assert not [n for n in found._metadata if "parametrizations" in n]
+    bare[kind].load_state_dict(state)
+    assert not [n for n in state._metadata if "parametrizations" in n]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
@@ -75,9 +75,9 @@ def test_other_types_are_rounded_once(dtype):
     }
     ((path, leaf),) = wrappers.merge_weight_norm(Tree(leaves)).tree.tensors()
     assert (path, leaf.key, leaf.shape) == ((key("l.weight"),), "l.weight", (4, 6))
-    wanted = (v.double() * (g.double() / v.double().norm(dim=1, keepdim=True))).to(g.dtype)
-    found = torch.frombuffer(bytearray(leaf.read()), dtype=g.dtype).reshape(4, 6)
-    assert (found.double() - wanted.double()).abs().max() <= (0 if dtype != "float64" else 1e-15)
+    expected = (v.double() * (g.double() / v.double().norm(dim=1, keepdim=True))).to(g.dtype)
+    values = torch.frombuffer(bytearray(leaf.read()), dtype=g.dtype).reshape(4, 6)
+    assert (values.double() - expected.double()).abs().max() <= (0 if dtype != "float64" else 1e-15)
 
 
 def test_spectral_norm_is_another_thing(tmp_path, golden):
@@ -129,9 +129,9 @@ def test_the_optimizer_of_what_is_folded_stays_unmapped(tmp_path, stepped):
         "convert", tmp_path / "a.pt", tmp_path / "b.pt", "--fold-weight-norm", "--allow-missing"
     )
     assert ran.status == 0
-    found = torch.load(tmp_path / "b.pt")
-    assert found.keys() == {"n", "o", "o_opt"}
-    assert found["n"].keys() == nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)).state_dict().keys()
+    contents = torch.load(tmp_path / "b.pt")
+    assert contents.keys() == {"n", "o", "o_opt"}
+    assert contents["n"].keys() == nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)).state_dict().keys()
 
 
 def leaf(*shape: int, dtype: str = "float32") -> Leaf:
@@ -156,9 +156,9 @@ def leaf(*shape: int, dtype: str = "float32") -> Leaf:
 )
 def test_what_only_looks_like_weight_norm_stays(names, shapes):
     tree = Tree({(key(name),): leaf(*shape) for name, shape in zip(names, shapes, strict=True)})
-    found = wrappers.merge_weight_norm(tree)
-    assert list(found.tree) == list(tree)
-    assert not found.made
+    folded = wrappers.merge_weight_norm(tree)
+    assert list(folded.tree) == list(tree)
+    assert not folded.made
 
 
 @pytest.mark.parametrize("how", ["old", "new"])

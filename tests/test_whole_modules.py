@@ -114,9 +114,9 @@ def test_every_tensor_of_an_object_has_torchs_name(kind: str, form: str, tmp_pat
     value = VALUES[kind]()
     FORMS[form](value, tmp_path / "whole.pkl")
     listed = {t.key: (t.dtype, t.shape, t.sha256) for t in digest(str(tmp_path / "whole.pkl")).tensors}
-    wanted = dict(tensors(value))
-    assert wanted
-    assert {name: listed.get(name) for name in wanted} == wanted
+    expected = dict(tensors(value))
+    assert expected
+    assert {name: listed.get(name) for name in expected} == expected
 
 
 def test_an_optimizer_as_an_object_has_slots_and_a_counter(tmp_path: Path) -> None:
@@ -173,9 +173,9 @@ def test_dills_arrays_are_arrays(tmp_path: Path) -> None:
 
     with importable(call):
         (tmp_path / "net.pkl").write_bytes(pickle.dumps({"w": Dilled(), "t": torch.ones(2)}))
-    found = {t.key: t.sha256 for t in digest(str(tmp_path / "net.pkl")).tensors}
-    assert found["w"] == hashlib.sha256(array.tobytes()).hexdigest()
-    assert len(found) == 2
+    digests = {t.key: t.sha256 for t in digest(str(tmp_path / "net.pkl")).tensors}
+    assert digests["w"] == hashlib.sha256(array.tobytes()).hexdigest()
+    assert len(digests) == 2
 
 
 OLD = {
@@ -218,9 +218,9 @@ def test_an_array_that_python_2_pickled_is_read_whether_its_bytes_are_text_or_no
 ) -> None:
     (tmp_path / "old.pkl").write_bytes(python2(array))
     assert np.array_equal(pickle.loads(python2(array), encoding="latin1"), array)
-    (found,) = digest(str(tmp_path / "old.pkl")).tensors
-    assert (found.dtype, found.shape) == (str(array.dtype), array.shape)
-    assert found.sha256 == hashlib.sha256(array.tobytes()).hexdigest()
+    (row,) = digest(str(tmp_path / "old.pkl")).tensors
+    assert (row.dtype, row.shape) == (str(array.dtype), array.shape)
+    assert row.sha256 == hashlib.sha256(array.tobytes()).hexdigest()
 
 
 # Hostile files.
@@ -253,8 +253,8 @@ def test_150000_paths_of_one_tensor_take_linear_time(of: Any, form: str, tmp_pat
 def test_an_array_at_two_places_beside_tensors_is_an_alias(tmp_path: Path) -> None:
     array = np.arange(3.0)
     torch.save({"a": array, "b": [array], "t": torch.ones(2)}, tmp_path / "x.pt")
-    found = open_checkpoint(str(tmp_path / "x.pt"))
-    assert {alias.key for others in found.tree.aliases.values() for alias in others} == {"b.0"}
+    checkpoint = open_checkpoint(str(tmp_path / "x.pt"))
+    assert {alias.key for others in checkpoint.tree.aliases.values() for alias in others} == {"b.0"}
     assert {t.key for t in digest(str(tmp_path / "x.pt")).tensors} == {"a", "b.0", "t"}
 
 

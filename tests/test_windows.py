@@ -136,7 +136,7 @@ def without_notes_on_sandbox(answer: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("lines", [FEW, pytest.param(LINES, marks=pytest.mark.slow)], ids=["few", "all"])
 def test_the_core_commands_give_the_same_results_and_files(tmp_path: Path, lines: list[str]) -> None:
     first = next(at for at, line in enumerate(lines) if "zip://" in line)
-    found: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
     fill(tmp_path / "samples")
     for platform in ("here", "windows"):
         folder = tmp_path / platform
@@ -146,12 +146,12 @@ def test_the_core_commands_give_the_same_results_and_files(tmp_path: Path, lines
         assert (folder / "agent.h5").exists(), answers
         archive(folder)
         answers += run(folder, program, lines[first:])[0]
-        found[platform] = (answers, content(folder))
-    for line, here, there in zip(lines, found["here"][0], found["windows"][0], strict=True):
+        outcomes[platform] = (answers, content(folder))
+    for line, here, there in zip(lines, outcomes["here"][0], outcomes["windows"][0], strict=True):
         assert without_notes_on_sandbox(there) == without_notes_on_sandbox(here), line
-    failed = [line for line, (status, _, _) in zip(lines, found["here"][0], strict=True) if status == 2]
+    failed = [line for line, (status, _, _) in zip(lines, outcomes["here"][0], strict=True) if status == 2]
     assert failed == FAIL
-    assert found["windows"][1] == found["here"][1]
+    assert outcomes["windows"][1] == outcomes["here"][1]
 
 
 # Locks, and what open files prevent: one process, whose second descriptor stands for another program.
@@ -191,5 +191,5 @@ print(json.dumps([*found, open("target").read(), sorted(os.listdir())]))
 def test_open_files_locks_and_races(tmp_path: Path) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
-    found = run(folder, WRITES, None)
-    assert found == ["UsageError", "old", "UsageError", "TargetExistsError", "new", ["race", "target"]]
+    outcomes = run(folder, WRITES, None)
+    assert outcomes == ["UsageError", "old", "UsageError", "TargetExistsError", "new", ["race", "target"]]

@@ -52,9 +52,9 @@ def put(path: Path, data: bytes) -> Span:
 def test_what_numpy_writes_is_read(dtype, shape, fortran, version, tmp_path):
     values = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
     array = np.asfortranarray(values) if fortran else np.ascontiguousarray(values)
-    found = npy.read_npy(put(tmp_path / "a.npy", saved(array.reshape(values.shape), version)))
-    assert (found.shape, found.dtype) == (values.shape, values.dtype.newbyteorder("=").name)
-    assert bytes(found.source.read()) == values.astype(values.dtype.newbyteorder("<")).tobytes()
+    read_back = npy.read_npy(put(tmp_path / "a.npy", saved(array.reshape(values.shape), version)))
+    assert (read_back.shape, read_back.dtype) == (values.shape, values.dtype.newbyteorder("=").name)
+    assert bytes(read_back.source.read()) == values.astype(values.dtype.newbyteorder("<")).tobytes()
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -66,10 +66,10 @@ def test_members_of_an_npz(compressed, tmp_path):
         "empty": np.zeros((0, 3), "i8"),
     }
     (np.savez_compressed if compressed else np.savez)(tmp_path / "a.npz", **arrays)
-    found = npy.list_npz(archives.read_zip(File.stamp(str(tmp_path / "a.npz"))))
-    assert list(found) == list(arrays)
+    listed = npy.list_npz(archives.read_zip(File.stamp(str(tmp_path / "a.npz"))))
+    assert list(listed) == list(arrays)
     for name, array in arrays.items():
-        assert bytes(found[name].source.read()) == np.ascontiguousarray(array).tobytes(), name
+        assert bytes(listed[name].source.read()) == np.ascontiguousarray(array).tobytes(), name
 
 
 def test_an_archive_inside_another(tmp_path):
@@ -79,13 +79,13 @@ def test_an_archive_inside_another(tmp_path):
         outer.writestr("first", b"x" * 100)
         outer.writestr("inner", inner.getvalue())
     file = File.stamp(str(tmp_path / "outer.zip"))
-    place = archives.read_zip(file).source("inner")
-    found = npy.list_npz(archives.read_zip(file, place.offset, place.length))
-    assert found["a"].source.read() == np.arange(5).tobytes()
+    member = archives.read_zip(file).source("inner")
+    listed = npy.list_npz(archives.read_zip(file, member.offset, member.length))
+    assert listed["a"].source.read() == np.arange(5).tobytes()
     with pytest.raises(FormatError):
-        archives.read_zip(file, place.offset, place.length - 1)
+        archives.read_zip(file, member.offset, member.length - 1)
     with pytest.raises(TruncatedError):
-        archives.read_zip(file, place.offset, place.length - 40)
+        archives.read_zip(file, member.offset, member.length - 40)
 
 
 def test_a_member_is_checked_when_it_is_read(tmp_path):
@@ -94,9 +94,9 @@ def test_a_member_is_checked_when_it_is_read(tmp_path):
     at = data.index(np.arange(100).tobytes())
     data[at + 5] ^= 1
     (tmp_path / "a.npz").write_bytes(data)
-    found = npy.list_npz(archives.read_zip(File.stamp(str(tmp_path / "a.npz"))))
+    listed = npy.list_npz(archives.read_zip(File.stamp(str(tmp_path / "a.npz"))))
     with pytest.raises(ChecksumError):
-        found["a"].source.read()
+        listed["a"].source.read()
 
 
 @pytest.mark.parametrize(
@@ -111,18 +111,18 @@ def test_a_member_is_checked_when_it_is_read(tmp_path):
     ],
 )
 def test_other_types_are_listed_and_not_decoded(array, descr, tmp_path):
-    found = npy.read_npy(put(tmp_path / "a.npy", saved(array)))
-    assert found._replace(source=None) == npy.NpyArray(descr, array.shape, None, None)
+    listed = npy.read_npy(put(tmp_path / "a.npy", saved(array)))
+    assert listed._replace(source=None) == npy.NpyArray(descr, array.shape, None, None)
     if descr[1] in "US":
-        assert bytes(found.source.read()) == array.tobytes()
+        assert bytes(listed.source.read()) == array.tobytes()
     else:
-        assert found.source is None
+        assert listed.source is None
 
 
 def test_python_2_and_any_order_of_entries(tmp_path):
     text = "{'shape': (2L,), \"fortran_order\": False, 'descr': '<f4'}"
-    found = npy.read_npy(put(tmp_path / "a.npy", header(text) + bytes(8)))
-    assert (found.dtype, found.shape) == ("float32", (2,))
+    listed = npy.read_npy(put(tmp_path / "a.npy", header(text) + bytes(8)))
+    assert (listed.dtype, listed.shape) == ("float32", (2,))
 
 
 ENTRY = "{'descr': '<f4', 'fortran_order': False, 'shape': %s}"
@@ -203,6 +203,6 @@ def test_damage_raises_only_our_errors(tmp_path):
         damaged = bytearray(whole_file)
         damaged[choose.randrange(len(damaged))] ^= 1 << choose.randrange(8)
         with contextlib.suppress(CkpttoolError):
-            found = npy.read_npy(put(tmp_path / "a.npy", bytes(damaged)))
-            if found.source is not None:
-                assert len(found.source.read()) == 48
+            listed = npy.read_npy(put(tmp_path / "a.npy", bytes(damaged)))
+            if listed.source is not None:
+                assert len(listed.source.read()) == 48

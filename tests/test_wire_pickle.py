@@ -77,9 +77,9 @@ def test_an_array_that_is_written_is_one_of_numpys(protocol):
     data = dumps(
         [pickle_array("f4", (2, 3), array.tobytes()), Global("collections", "OrderedDict")], protocol
     )
-    found, named = pickle.loads(data)
-    assert found.dtype == array.dtype
-    assert (found == array).all()
+    read_back, named = pickle.loads(data)
+    assert read_back.dtype == array.dtype
+    assert (read_back == array).all()
     assert named is collections.OrderedDict
     # Protocol 4 reads nothing to the end of a line.
     assert (b"ccollections\n" in data) is (protocol == 2)
@@ -94,25 +94,25 @@ def test_python_s_own_pickler_in_python(monkeypatch):
 @pytest.mark.parametrize("protocol", range(6))
 def test_known_containers(protocol):
     ordered = collections.OrderedDict(a=1)
-    found = load(pickle.dumps([ordered, {1, 2}, frozenset((3,)), bytearray(b"x"), 1j], protocol))
-    assert isinstance(found[0], Dict)
-    assert (found[0].name, dict(found[0])) == ("collections.OrderedDict", {"a": 1})
-    assert isinstance(found[1], Set)
-    assert sorted(found[1]) == [1, 2]
-    assert list(found[2]) == [3]
-    assert found[3:] == [b"x", 1j]
+    values = load(pickle.dumps([ordered, {1, 2}, frozenset((3,)), bytearray(b"x"), 1j], protocol))
+    assert isinstance(values[0], Dict)
+    assert (values[0].name, dict(values[0])) == ("collections.OrderedDict", {"a": 1})
+    assert isinstance(values[1], Set)
+    assert sorted(values[1]) == [1, 2]
+    assert list(values[2]) == [3]
+    assert values[3:] == [b"x", 1j]
 
 
 def test_unknown_objects_are_inert():
-    found = load(pickle.dumps(argparse.Namespace(lr=0.5, names=["a"]), 2))
-    assert isinstance(found, PickleObject)
-    assert found.name == "argparse.Namespace"
-    assert found.state == {"lr": 0.5, "names": ["a"]}
+    record = load(pickle.dumps(argparse.Namespace(lr=0.5, names=["a"]), 2))
+    assert isinstance(record, PickleObject)
+    assert record.name == "argparse.Namespace"
+    assert record.state == {"lr": 0.5, "names": ["a"]}
 
 
 def test_unknown_call_keeps_its_arguments():
-    found = load(b"cgym.spaces.box\nBox\n(K\x01X\x01\x00\x00\x00atR.")
-    assert (found.name, found.args) == ("gym.spaces.box.Box", (1, "a"))
+    call = load(b"cgym.spaces.box\nBox\n(K\x01X\x01\x00\x00\x00atR.")
+    assert (call.name, call.args) == ("gym.spaces.box.Box", (1, "a"))
 
 
 BROKEN = {
@@ -187,20 +187,20 @@ def test_memo_numbers_are_those_of_a_pickler():
 
 
 def test_bytearray_of_a_size_is_not_made():
-    found = load(b"cbuiltins\nbytearray\n(\x8a\x05\x00\x00\x00\x00\x10tR.")
-    assert isinstance(found, PickleObject)
+    value = load(b"cbuiltins\nbytearray\n(\x8a\x05\x00\x00\x00\x00\x10tR.")
+    assert isinstance(value, PickleObject)
 
 
 def test_self_reference():
-    found = load(b"]q\x00h\x00a.")
-    assert found[0] is found
+    items = load(b"]q\x00h\x00a.")
+    assert items[0] is items
 
 
 def test_shared_lists_take_no_more_than_the_file():
     data = b"]q\x00" + b"".join(b"0](h" + bytes((n,)) + b"h" + bytes((n,)) + b"e" + b"q" + bytes((n + 1,))
                                  for n in range(30)) + b"."  # fmt: skip
-    found = load(data)
-    assert found[0] is found[1]
+    items = load(data)
+    assert items[0] is items[1]
 
 
 def test_hash_bomb_is_not_hashed():
@@ -208,9 +208,9 @@ def test_hash_bomb_is_not_hashed():
         b"0(" + (b"h" + bytes((n,))) * 4 + b"tq" + bytes((n + 1,)) for n in range(30)
     )
     began = time.process_time()
-    found = load(b"}" + bomb + b"Ns.")
+    mapping = load(b"}" + bomb + b"Ns.")
     assert time.process_time() - began < 10
-    assert isinstance(next(iter(found)), OpaqueKey)
+    assert isinstance(next(iter(mapping)), OpaqueKey)
 
 
 def test_integers_that_collide_are_not_hashed():
@@ -276,13 +276,13 @@ def test_persistent_ids_and_names():
 
 
 def test_written_sets_and_ordered_dicts_are_python_s():
-    made = Dict("collections.OrderedDict")
-    made["a"] = Set("builtins.set", [1, 2])
-    made.state = {"_metadata": {"": 1}}
-    found = pickle.loads(dumps(made))
-    assert type(found) is collections.OrderedDict
-    assert found == {"a": {1, 2}}
-    assert found._metadata == {"": 1}
+    ordered = Dict("collections.OrderedDict")
+    ordered["a"] = Set("builtins.set", [1, 2])
+    ordered.state = {"_metadata": {"": 1}}
+    read_back = pickle.loads(dumps(ordered))
+    assert type(read_back) is collections.OrderedDict
+    assert read_back == {"a": {1, 2}}
+    assert read_back._metadata == {"": 1}
 
 
 def test_long_bytes_may_stay_where_they_are():
@@ -291,9 +291,9 @@ def test_long_bytes_may_stay_where_they_are():
         data = pickle.dumps(values, protocol)
         short, *long = load(data, inline=100)
         assert short == values[0]
-        assert [bytes(each) for each in long] == values[1:]
+        assert [bytes(item) for item in long] == values[1:]
         assert all(
-            isinstance(each, StoredBytes) and data[each.at :][: each.length] == bytes(each) for each in long
+            isinstance(item, StoredBytes) and data[item.at :][: item.length] == bytes(item) for item in long
         )
     with pytest.raises(TruncatedError):
         load(b"B\xff\xff\xff\x7fabc.", inline=100)

@@ -66,10 +66,10 @@ def test_signed(stored: int, value: int) -> None:
 def test_fields_round_trip(fields: list[tuple[int, int | bytes]]) -> None:
     data = b"".join(W["field"](number, value) for number, value in fields)
     assert protobuf.parse_fields(data) == fields
-    seen = [
+    fields_read = [
         (n, bytes(v) if isinstance(v, memoryview) else v) for n, v in protobuf.parse_fields(memoryview(data))
     ]
-    assert seen == fields
+    assert fields_read == fields
 
 
 def test_fixed_widths() -> None:
@@ -164,7 +164,7 @@ def test_only_the_fields_of_the_schema(data: bytes, schema: protobuf.Schema, fie
     ],
 )
 def test_another_wire_type_is_refused(data: bytes, kind: int) -> None:
-    for call in (protobuf.parse_fields, lambda *given: list(protobuf.iter_fields(*given))):
+    for call in (protobuf.parse_fields, lambda *arguments: list(protobuf.iter_fields(*arguments))):
         with pytest.raises(FormatError):
             call(data, {1: kind})
 
@@ -193,8 +193,8 @@ def messages(count: int) -> list[tuple[str, bytes]]:
 
     entries = sstable.read_table((SEEDS / "bundle" / "ckpt-1.index").read_bytes())
     data = (SEEDS / "bundle" / "ckpt-1.data-00000-of-00001").read_bytes()
-    place = tf_bundle.parse_entry(bytes(entries[1][1]))
-    length, at = protobuf.read_varint(data, place.offset, len(data))
+    entry = tf_bundle.parse_entry(bytes(entries[1][1]))
+    length, at = protobuf.read_varint(data, entry.offset, len(data))
     v1 = sstable.read_table((SEEDS / "tensorflow_v1" / "model.ckpt").read_bytes())
     seeds = [
         ("header", bytes(entries[0][1])),
@@ -208,13 +208,13 @@ def messages(count: int) -> list[tuple[str, bytes]]:
         ),
     ]
     choose = random.Random(3)
-    found = []
+    messages = []
     for number in range(count):
         kind, message = seeds[number % len(seeds)]
         for _ in range(choose.choice((0, 1, 1, 2, 3))):
             message = changed(message, choose)
-        found.append((kind, message))
-    return found
+        messages.append((kind, message))
+    return messages
 
 
 EVENT = W["field"](1, b"tag") + W["field"](8, W["field"](1, 3) + W["field"](2, b"") + W["field"](7, 5))
@@ -224,8 +224,8 @@ def ours(kind: str, data: bytes) -> object:
     if kind == "header":
         return tf_bundle.parse_header(data)
     if kind == "entry":
-        found = tf_bundle.parse_entry(data)
-        return [*found[:5], source.mask_crc(found.checksum), found.slices]
+        entry = tf_bundle.parse_entry(data)
+        return [*entry[:5], source.mask_crc(entry.checksum), entry.slices]
     if kind == "graph":
         return [
             [node.children, node.attributes, node.slots, node.saver]
@@ -236,31 +236,31 @@ def ours(kind: str, data: bytes) -> object:
         return [producer, [[meta.name.decode("utf-8", "replace"), *meta[1:]] for meta in metas]]
     if kind == "event":
         return [
-            [found.tag, found.step, found.value]
-            for found in protobuf._iter_event_scalars(data, {b"tag": "tag"})
+            [scalar.tag, scalar.step, scalar.value]
+            for scalar in protobuf._iter_event_scalars(data, {b"tag": "tag"})
         ]
     meter = tf_saved_model_messages.FieldMeter()
-    made = []
+    rows = []
     for graph in tf_saved_model_messages.parse_saved_model(memoryview(data), meter):
         inner = tf_saved_model_messages.parse_object_graph(graph.objects or memoryview(b""), meter)
         signatures = {
             name: [
                 one.method,
                 *(
-                    {n: [list(map(bytes.decode, t.names)), t.shape] for n, t in each.items()}
-                    for each in one[1:]
+                    {n: [list(map(bytes.decode, t.names)), t.shape] for n, t in tables.items()}
+                    for tables in one[1:]
                 ),
             ]
             for name, one in graph.signatures.items()
         }
-        variables = {str(at): [each.name, each.shape, each.trainable] for at, each in inner.variables.items()}
+        variables = {str(at): [item.name, item.shape, item.trainable] for at, item in inner.variables.items()}
         slots = sorted([*key, value] for key, value in inner.slots.items())
         nodes_found = tf_saved_model_messages.parse_graph_def(graph.nodes or memoryview(b""), meter)
         count = [nodes_found.count, nodes_found.functions]
-        made.append(
+        rows.append(
             [graph.tags, graph.version, signatures, inner.children, variables, slots, inner.captures, count]
         )
-    return made
+    return rows
 
 
 def tensorflows(folder: Path) -> list[object]:
@@ -279,7 +279,7 @@ def _shape(proto: Any) -> Any:
 
 
 def _extents(proto: Any) -> Any:
-    return [[each.start, each.length if each.HasField("length") else -1] for each in proto.extent]
+    return [[extent.start, extent.length if extent.HasField("length") else -1] for extent in proto.extent]
 
 
 def _theirs(kind: str, data: bytes) -> object:
@@ -298,14 +298,14 @@ def _theirs(kind: str, data: bytes) -> object:
         ]
     if kind == "entry":
         m = tensor_bundle_pb2.BundleEntryProto.FromString(data)
-        slices = [_extents(each) for each in m.slices]
+        slices = [_extents(slice_) for slice_ in m.slices]
         return [m.dtype, _shape(m.shape), m.shard_id, m.offset, m.size, m.crc32c, slices]
     if kind == "graph":
         m = trackable_object_graph_pb2.TrackableObjectGraph.FromString(data)
         return [
             [
                 {child.local_name: child.node_id for child in node.children},
-                [[each.name, each.full_name, each.checkpoint_key] for each in node.attributes],
+                [[item.name, item.full_name, item.checkpoint_key] for item in node.attributes],
                 [
                     [s.original_variable_node_id, s.slot_name, s.slot_variable_node_id]
                     for s in node.slot_variables
@@ -318,7 +318,7 @@ def _theirs(kind: str, data: bytes) -> object:
         m = saved_tensor_slice_pb2.SavedTensorSlices.FromString(data).meta
         return [
             m.versions.producer,
-            [[t.name, _shape(t.shape), t.type, [_extents(each) for each in t.slice]] for t in m.tensor],
+            [[t.name, _shape(t.shape), t.type, [_extents(part) for part in t.slice]] for t in m.tensor],
         ]
     if kind == "event":
         m = event_pb2.Event.FromString(data)
@@ -332,39 +332,39 @@ def _scalar(value: Any) -> float | None:
     if value.WhichOneof("value") == "simple_value":
         return float(value.simple_value)
     proto = value.tensor
-    held = {1: proto.float_val, 2: proto.double_val, 3: proto.int_val, 9: proto.int64_val}.get(proto.dtype)
-    if value.WhichOneof("value") != "tensor" or held is None or proto.tensor_shape.dim:
+    values = {1: proto.float_val, 2: proto.double_val, 3: proto.int_val, 9: proto.int64_val}.get(proto.dtype)
+    if value.WhichOneof("value") != "tensor" or values is None or proto.tensor_shape.dim:
         return None
     if proto.tensor_content:
         form = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}[proto.dtype]
         return float(struct.unpack(form, proto.tensor_content)[0])
-    return float(held[0]) if held else 0.0
+    return float(values[0]) if values else 0.0
 
 
 def _meta_graph(graph: Any) -> object:
     def info(tensors: Any) -> Any:
-        return {name: [names(each), _shape(each.tensor_shape)] for name, each in tensors.items()}
+        return {name: [names(tensor), _shape(tensor.tensor_shape)] for name, tensor in tensors.items()}
 
-    def names(each: Any) -> list[str]:
-        return [each.name] if each.WhichOneof("encoding") == "name" else []
+    def names(tensor: Any) -> list[str]:
+        return [tensor.name] if tensor.WhichOneof("encoding") == "name" else []
 
     skipped = ("__saved_model_init_op", "__saved_model_train_op")
     signatures = {
-        name: [each.method_name, info(each.inputs), info(each.outputs)]
-        for name, each in graph.signature_def.items()
+        name: [signature.method_name, info(signature.inputs), info(signature.outputs)]
+        for name, signature in graph.signature_def.items()
         if name not in skipped
     }
-    held = graph.object_graph_def
+    object_graph = graph.object_graph_def
     children, variables, slots = [], {}, []
-    for at, node in enumerate(held.nodes):
+    for at, node in enumerate(object_graph.nodes):
         children.append({child.local_name: child.node_id for child in reversed(node.children)})
         if node.WhichOneof("kind") == "variable":
             variables[str(at)] = [node.variable.name, _shape(node.variable.shape), node.variable.trainable]
         slots += [
-            [at, each.original_variable_node_id, each.slot_name, each.slot_variable_node_id]
-            for each in node.slot_variables
+            [at, variable.original_variable_node_id, variable.slot_name, variable.slot_variable_node_id]
+            for variable in node.slot_variables
         ]
-    captures = {name: list(each.bound_inputs) for name, each in held.concrete_functions.items()}
+    captures = {name: list(item.bound_inputs) for name, item in object_graph.concrete_functions.items()}
     counts = [len(graph.graph_def.node), len(graph.graph_def.library.function)]
     information = graph.meta_info_def
     return [
@@ -376,11 +376,11 @@ def _meta_graph(graph: Any) -> object:
 @pytest.mark.tensorflow
 def test_messages_mean_what_they_mean_to_tensorflow(tmp_path: Path) -> None:
     tensorflow_child.require("tensorflow")
-    given = messages(1200)
-    (tmp_path / "messages.json").write_text(json.dumps([(kind, data.hex()) for kind, data in given]))
-    theirs = tensorflow_child.run(__file__, "tensorflows", tmp_path)
+    cases = messages(1200)
+    (tmp_path / "messages.json").write_text(json.dumps([(kind, data.hex()) for kind, data in cases]))
+    reference = tensorflow_child.run(__file__, "tensorflows", tmp_path)
     read: Counter[str] = Counter()
-    for (kind, data), other in zip(given, theirs, strict=True):
+    for (kind, data), other in zip(cases, reference, strict=True):
         try:
             mine = json.loads(json.dumps(ours(kind, data)))
         except CkpttoolError:
@@ -392,7 +392,7 @@ def test_messages_mean_what_they_mean_to_tensorflow(tmp_path: Path) -> None:
             # Python's protobuf drops a map's entry with an unknown field in it, and C++'s does not.
             for graph, its in zip(mine, other, strict=True):
                 for maps in (2, 6):
-                    graph[maps] = {name: each for name, each in graph[maps].items() if name in its[maps]}
+                    graph[maps] = {name: entry for name, entry in graph[maps].items() if name in its[maps]}
         assert mine == other, (kind, data.hex())
         read[kind] += 1
     assert min(read[kind] for kind in ("header", "entry", "graph", "slices", "model", "event")) > 20, read

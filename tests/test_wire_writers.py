@@ -36,13 +36,13 @@ def bounds_of(data: bytes) -> list[bytes]:
     _, (at, size) = sstable.parse_footer(data)
     stop = at + size
     stop -= 4 + 4 * int.from_bytes(data[stop - 4 : stop], "little")
-    found = []
+    bounds = []
     while at < stop:
         shared, unshared, length = data[at : at + 3]
         assert not shared
-        found.append(data[at + 3 : at + 3 + unshared])
+        bounds.append(data[at + 3 : at + 3 + unshared])
         at += 3 + unshared + length
-    return found
+    return bounds
 
 
 @given(tables, st.sampled_from([16, 64, 1000, BLOCK_BYTES]))
@@ -102,10 +102,10 @@ def test_fields(field: int, number: int, data: bytes) -> None:
         + protobuf.encode_message(field, data)
         + protobuf.encode_text(field, text)
     )
-    found = protobuf.parse_fields(message)
+    fields = protobuf.parse_fields(message)
     expected = ([number] if number else []) + [data] + ([data] if data else [])
-    assert [number for number, _ in found] == [field] * len(expected)
-    values = [protobuf.as_int(value) if isinstance(value, int) else value for _, value in found]
+    assert [number for number, _ in fields] == [field] * len(expected)
+    values = [protobuf.as_int(value) if isinstance(value, int) else value for _, value in fields]
     assert values == expected
 
 

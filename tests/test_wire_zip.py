@@ -121,10 +121,10 @@ def test_round_trip(tmp_path_factory, members):
 
 def test_checksums_that_were_not_recorded_are_no_error(tmp_path):
     data = bytearray(zipped(MEMBERS))
-    for mark, place in ((b"PK\x03\x04", 14), (b"PK\x01\x02", 16)):
+    for mark, position in ((b"PK\x03\x04", 14), (b"PK\x01\x02", 16)):
         at = data.find(mark)
         while at >= 0:
-            struct.pack_into("<I", data, at + place, 0)
+            struct.pack_into("<I", data, at + position, 0)
             at = data.find(mark, at + 4)
     archive = opened(bytes(data), tmp_path)
     assert not archive.recorded

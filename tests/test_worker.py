@@ -209,9 +209,9 @@ def test_generated_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file, other = tmp_path / "__autograph_generated_filex.py", tmp_path / "model.py"
     for path in (file, other):
         path.write_text("", encoding="utf-8")
-        made = types.ModuleType(path.stem)
-        made.__file__ = str(path)
-        monkeypatch.setitem(sys.modules, path.stem, made)
+        built = types.ModuleType(path.stem)
+        built.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, path.stem, built)
     monkeypatch.setitem(sys.modules, "__autograph_generated_file", types.ModuleType("x"))
     remove_generated_files()
     assert list(tmp_path.iterdir()) == [other]

@@ -119,7 +119,7 @@ def run_all(folder: Path, commands: Sequence[Sequence[str]], **env: str) -> list
     lines = json.dumps([" ".join(words) for words in commands])
     done = run([sys.executable, str(loop)], folder, [], given=lines, **env)
     assert done.returncode == 0, done.stderr
-    return [tuple(each) for each in json.loads(done.stdout.splitlines()[-1])[0]]
+    return [tuple(row) for row in json.loads(done.stdout.splitlines()[-1])[0]]
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_no_command_is_left_out() -> None:
     from ckpttool.cli import app
 
-    assert {each.name for each in app.COMMANDS} == {words[0] for words in COMMANDS}
+    assert {entry.name for entry in app.COMMANDS} == {words[0] for words in COMMANDS}
 
 
 def starts_framework(words: list[str]) -> bool:
@@ -230,17 +230,17 @@ STARTS = {
 @pytest.mark.parametrize("start", STARTS)
 def test_no_entry_point_is_loaded_from_the_working_directory(tmp_path: Path, start: str, kind: str) -> None:
     """In a user's own program as well, where Python itself searches the working directory for modules."""
-    place = tmp_path / ("stranger-1.0.egg" if kind == "egg" else "downloads")
-    metadata(place, kind)
+    folder = tmp_path / ("stranger-1.0.egg" if kind == "egg" else "downloads")
+    metadata(folder, kind)
     tools = tmp_path / "tools"
     metadata(tools, "dist-info", "wanted")
     (tools / "users_tool.py").write_text(LISTING)
-    (place / "users_script.py").write_text(LISTING)
+    (folder / "users_script.py").write_text(LISTING)
     words, elements = STARTS[start]
     path = os.pathsep.join([*elements, str(ROOT), str(tools)])
-    done = run([sys.executable], place, words, given=LISTING, PYTHONPATH=path)
+    done = run([sys.executable], folder, words, given=LISTING, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
-    assert not (place / "RAN").exists()
+    assert not (folder / "RAN").exists()
     # The search itself works.
     assert (tools / "RAN").exists()
 
@@ -250,26 +250,26 @@ def test_a_reader_in_a_process_of_its_own_does_not_search_the_working_directory(
     (tmp_path / "tools" / "users_tool.py").write_text(CHILD)
     path = os.pathsep.join([str(ROOT), str(tmp_path / "tools")])
     done = run([sys.executable, "-m", "users_tool"], tmp_path, [], PYTHONPATH=path)
-    found = json.loads(done.stdout)
-    assert str(tmp_path) not in found
-    assert str(tmp_path / "tools") in found
+    paths = json.loads(done.stdout)
+    assert str(tmp_path) not in paths
+    assert str(tmp_path / "tools") in paths
 
 
 @pytest.mark.parametrize("choice", ["named", "named by a dot", "site-packages"])
 def test_entry_points_in_the_working_directory_that_the_user_chose(tmp_path: Path, choice: str) -> None:
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    place = tmp_path / "lib" / version / "site-packages"
-    metadata(place, "dist-info")
+    folder = tmp_path / "lib" / version / "site-packages"
+    metadata(folder, "dist-info")
     prefix = ""
     if choice == "site-packages":
         prefix = (
-            f"import site, sys; site.PREFIXES[:] = [{str(tmp_path)!r}]; sys.path.append({str(place)!r})\n"
+            f"import site, sys; site.PREFIXES[:] = [{str(tmp_path)!r}]; sys.path.append({str(folder)!r})\n"
         )
-    chosen = {"named": str(place), "named by a dot": "."}.get(choice)
+    chosen = {"named": str(folder), "named by a dot": "."}.get(choice)
     path = os.pathsep.join(filter(None, [str(ROOT), chosen]))
-    done = run([sys.executable, "-c", prefix + LISTING], place, [], PYTHONPATH=path)
+    done = run([sys.executable, "-c", prefix + LISTING], folder, [], PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
-    assert (place / "RAN").exists()
+    assert (folder / "RAN").exists()
 
 
 def test_a_module_with_the_name_of_an_installed_one_is_refused(tmp_path: Path) -> None:
@@ -306,22 +306,22 @@ def test_the_folder_that_pythonpath_names_is_the_users_choice(tmp_path: Path, sc
 def test_child_processes_search_named_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH"):
         monkeypatch.setenv(name, os.pathsep.join(["", ".", "tools", "", "/usr/bin", ""]))
-    found = search_paths.child_environment()
-    assert found["PATH"] == "/usr/bin"
+    variables = search_paths.child_environment()
+    assert variables["PATH"] == "/usr/bin"
     # A relative folder of modules is one that the user typed.
     typed = os.pathsep.join([".", "tools", "/usr/bin"])
-    assert (found["PYTHONPATH"], found["LD_LIBRARY_PATH"]) == (typed, typed)
+    assert (variables["PYTHONPATH"], variables["LD_LIBRARY_PATH"]) == (typed, typed)
 
 
 def test_every_python_is_started_without_the_working_directory() -> None:
-    found = 0
+    count = 0
     texts = {file: file.read_text() for file in (ROOT / "ckpttool").rglob("*.py")}
     for file in (file for file, text in texts.items() if "executable" in text):
         for node in ast.walk(ast.parse(texts[file])):
             if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
-                found += 1
+                count += 1
                 assert ast.literal_eval(node.elts[1]) in ("-I", "-P"), file
-    assert found >= 3
+    assert count >= 3
 
 
 def test_plots_have_no_style_but_ours(tmp_path: Path) -> None:

@@ -103,9 +103,9 @@ MAKERS: list[Make] = [single, indexed, several]
 
 def receipts(file: str) -> set[bytes]:
     return {
-        Path(each).read_bytes()
-        for each in (file, *atomic_write.find_pending_files(file))
-        if os.path.exists(each)
+        Path(file).read_bytes()
+        for file in (file, *atomic_write.find_pending_files(file))
+        if os.path.exists(file)
     }
 
 
@@ -117,13 +117,13 @@ def stands(make: Make, target: Path) -> bytes | None:
             return None
         target = Path(backups[0])
     if make is single:
-        found = target.read_bytes() if target.exists() else None
+        content = target.read_bytes() if target.exists() else None
     elif make is indexed:
         index = Path(f"{target}.i").read_bytes() if os.path.exists(f"{target}.i") else None
-        found, count = (None, 0) if index is None else (index.partition(b" of ")[0], int(index[-1:]))
+        content, count = (None, 0) if index is None else (index.partition(b" of ")[0], int(index[-1:]))
         assert index is None or [Path(f"{target}.{n}of{count}").read_bytes() for n in range(count)] == [
-            (found or b"") + b"0",
-            (found or b"") + b"1",
+            (content or b"") + b"0",
+            (content or b"") + b"1",
             *[b""] * (count - 2),
         ]
     else:
@@ -133,9 +133,9 @@ def stands(make: Make, target: Path) -> bytes | None:
             if os.path.exists(f"{target}{end}")
         }
         assert len(parts) <= 1, parts
-        found = parts.pop() if parts else None
-    assert found is None or b"about " + found in receipts(f"{target}.about")
-    return found
+        content = parts.pop() if parts else None
+    assert content is None or b"about " + content in receipts(f"{target}.about")
+    return content
 
 
 class Killed(BaseException):
@@ -160,14 +160,14 @@ class Steps:
         patch.setattr(atomic_write._BackgroundFile, "_put", self._stepping(atomic_write._BackgroundFile._put))
 
     def _stepping(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def stepping(*given: Any, **named: Any) -> Any:
+        def stepping(*arguments: Any, **named: Any) -> Any:
             self.done += 1
             dead = isinstance(self._error, Killed) and self.done > self._at
             if self._error is not None and (dead or self.done == self._at):
                 raise self._error
             if self.done == self._at:
                 self._before()
-            return function(*given, **named)
+            return function(*arguments, **named)
 
         return stepping
 
@@ -210,32 +210,32 @@ FAILURES = {
 def test_whatever_ends_it_at_any_step_leaves_old_or_new(
     make: Make, force: bool, links: bool, error: BaseException, tmp_path: Path
 ) -> None:
-    place = tmp_path / "place"
+    location = tmp_path / "place"
     outcomes = set()
-    for at in range(1, attempts(make, place, links=links, force=force) + 1):
-        fresh(make, place, force=force)
+    for at in range(1, attempts(make, location, links=links, force=force) + 1):
+        fresh(make, location, force=force)
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(UsageError, OSError, type(error)):
             if not links:
                 patch.setattr(os, "link", no_links)
             Steps(patch, at, error)
-            write(make, place / "x", b"new", force=force)
+            write(make, location / "x", b"new", force=force)
         if not isinstance(error, Killed):
-            left = [name for name in os.listdir(place) if is_hidden_name(name)]
+            left = [name for name in os.listdir(location) if is_hidden_name(name)]
             # Only an unlink that failed leaves one.
             assert len(left) <= 1, left
-        outcomes.add(stands(make, place / "x"))
-        write(make, place / "x", b"last", force=True, sync=False)
-        assert stands(make, place / "x") == b"last"
+        outcomes.add(stands(make, location / "x"))
+        write(make, location / "x", b"last", force=True, sync=False)
+        assert stands(make, location / "x") == b"last"
     assert outcomes == {b"old" if force else None, b"new"}
 
 
 def test_a_second_ctrl_c_does_not_stop_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unlink, often = os.unlink, iter([KeyboardInterrupt])
 
-    def interrupted(*given: Any, **named: Any) -> None:
+    def interrupted(*arguments: Any, **named: Any) -> None:
         for error in often:
             raise error
-        unlink(*given, **named)
+        unlink(*arguments, **named)
 
     def stop(_: object) -> None:
         monkeypatch.setattr(os, "unlink", interrupted)
@@ -289,32 +289,32 @@ def test_of_many_writers_one_wins_whole(make: Make, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_name_that_another_program_takes_at_any_step_stays_its_own(make: Make, tmp_path: Path) -> None:
-    place = tmp_path / "place"
-    names = {output.file for output in make(place / "x", b"") if not output.extra}
+    location = tmp_path / "place"
+    names = {output.file for output in make(location / "x", b"") if not output.extra}
     refused_at = dict.fromkeys(names, 0)
-    for at in range(1, attempts(make, place, links=True, force=False) + 1):
+    for at in range(1, attempts(make, location, links=True, force=False) + 1):
         for name in sorted(names):
-            fresh(make, place, force=False)
-            taken: list[str] = []
+            fresh(make, location, force=False)
+            used: list[str] = []
 
-            def take(name: str = name, taken: list[str] = taken) -> None:
+            def take(name: str = name, names: list[str] = used) -> None:
                 with contextlib.suppress(FileExistsError), open(name, "xb") as file:
                     file.write(b"theirs")
-                    taken.append(name)
+                    names.append(name)
 
             with pytest.MonkeyPatch.context() as patch:
                 Steps(patch, at, before=take)
                 refused_name = None
                 try:
-                    write(make, place / "x", b"new")
+                    write(make, location / "x", b"new")
                 except TargetExistsError as error:
                     refused_name = error.file
-            assert refused_name == (name if taken else None), f"taken at step {at}"
-            if taken:
+            assert refused_name == (name if used else None), f"taken at step {at}"
+            if used:
                 refused_at[name] += 1
                 assert Path(name).read_bytes() == b"theirs"
                 # What is about the others is named after them.
-                assert os.listdir(place) == [Path(name).name] or name.endswith(".about")
+                assert os.listdir(location) == [Path(name).name] or name.endswith(".about")
     assert all(refused_at.values()), refused_at
 
 
@@ -387,9 +387,9 @@ def test_what_was_left_is_no_checkpoint(tmp_path: Path) -> None:
     shutil.copy(TORCH_SAMPLE, atomic_write.temporary_path(str(tmp_path / "agent.pt")))
     shutil.copy(TORCH_SAMPLE, atomic_write.temporary_path(str(tmp_path / "agent.pt.ckpttool.residue.pt")))
     assert resolve(str(tmp_path)).location == str(tmp_path / TF_SAMPLE.name)
-    assert [each.path for each in folder.list_checkpoints(str(tmp_path))] == [str(tmp_path / TF_SAMPLE.name)]
-    said = refused(in_process("inspect", tmp_path / "ckpt-8"))
-    assert "ckpttool-tmp" not in said
+    assert [row.path for row in folder.list_checkpoints(str(tmp_path))] == [str(tmp_path / TF_SAMPLE.name)]
+    text = refused(in_process("inspect", tmp_path / "ckpt-8"))
+    assert "ckpttool-tmp" not in text
 
 
 # --- Source and target --------------------------------------------------------------------------------
@@ -565,21 +565,21 @@ def test_room_is_asked_for_before_the_first_byte(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(filesystem, "free_bytes", lambda _: 1000)
     monkeypatch.setattr(atomic_write, "create_file", None)
     for to in ("torch", "tf", "npz", "safetensors"):
-        said = refused(in_process("convert", TF_SAMPLE, tmp_path / "x", "--to", to))
-        assert "1,000" in said
+        text = refused(in_process("convert", TF_SAMPLE, tmp_path / "x", "--to", to))
+        assert "1,000" in text
         assert not os.listdir(tmp_path)
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A disk of 600 KiB: one agent finds room on it, two do not."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "none", str(place)]
+    location = tmp_path / "small"
+    location.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "none", str(location)]
     if os.geteuid() or shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
         pytest.skip("only root may mount a small disk")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    yield location
+    subprocess.run(["umount", "-l", str(location)], check=True)
 
 
 @pytest.mark.parametrize(
@@ -594,9 +594,9 @@ def test_a_full_disk_leaves_the_old_one(
     (small / "ballast").write_bytes(bytes(200 << 10))
     if not asked:
         monkeypatch.setattr(filesystem, "free_bytes", lambda _: None)
-    said = refused(in_process("convert", TF_SAMPLE, target, "--to", to, "--force"))
-    assert str(target) in said
-    golden(without_free_space(said))
+    text = refused(in_process("convert", TF_SAMPLE, target, "--to", to, "--force"))
+    assert str(target) in text
+    golden(without_free_space(text))
     (small / "ballast").unlink()
     assert {path.name: path.read_bytes() for path in small.iterdir()} == known
 
@@ -606,7 +606,7 @@ def test_a_full_disk_leaves_the_old_one(
 
 def saved_set(target: Path, value: float) -> str:
     """Save a set of two files; return its digest."""
-    actor, critic = (np.full((2, 2), value + each, "f4") for each in (0, 1))
+    actor, critic = (np.full((2, 2), value + offset, "f4") for offset in (0, 1))
     save(
         torch_tree({"actor/l1.weight": actor, "critic/l1.weight": critic}),
         str(target),
@@ -625,10 +625,10 @@ def interrupted(target: Path) -> None:
         dead = True
         raise Killed
 
-    def unless_dead(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def unless_dead(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if dead:
             raise Killed
-        return function(*given, **named)
+        return function(*arguments, **named)
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("unlink", "rename", "replace"):
@@ -640,12 +640,12 @@ def interrupted(target: Path) -> None:
 
 def contents(folder: Path) -> dict[str, tuple[Any, ...]]:
     """Return everything below a folder: kind, inode, and content or destination."""
-    found: dict[str, tuple[Any, ...]] = {}
+    files: dict[str, tuple[Any, ...]] = {}
     for path in sorted(folder.rglob("*")):
         status = path.lstat()
         what = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
-        found[str(path.relative_to(folder))] = (status.st_mode, status.st_ino, what)
-    return found
+        files[str(path.relative_to(folder))] = (status.st_mode, status.st_ino, what)
+    return files
 
 
 def test_an_interrupted_replacement_is_read_from_its_backup(tmp_path: Path) -> None:
@@ -726,7 +726,7 @@ TARGETS = {
 def plant(path: Path, kind: str, precious: Path) -> None:
     """Put something of that kind at the path; whatever it leads to lies in the precious folder."""
     if kind == "record":
-        own = [each.name for each in path.parent.iterdir()]
+        own = [path.name for path in path.parent.iterdir()]
         stem = path.name.replace("-swap", "-old-0123456789ab")
         document = {"schema": 1, "stem": stem, "names": own, "kept": {}, "target_sha256": "0" * 64}
         path.write_text(json.dumps(document))
@@ -746,31 +746,31 @@ def plant(path: Path, kind: str, precious: Path) -> None:
 @pytest.mark.parametrize("to", TARGETS)
 def test_planted_files_change_nothing_and_are_left_alone(to: str, tmp_path: Path) -> None:
     name, end = TARGETS[to]
-    source, precious, place = tmp_path / "source.pt", tmp_path / "precious", tmp_path / "place"
+    source, precious, location = tmp_path / "source.pt", tmp_path / "precious", tmp_path / "place"
     save(kill.agent(0, 1 if to == "keras_rl" else 2), str(source))
     precious.mkdir()
     (precious / "mine").write_bytes(b"precious")
-    place.mkdir()
+    location.mkdir()
     for other in ("agent-notes", "agent_thesis.tex", f"{name}.bak"):
-        (place / other).write_bytes(b"mine")
+        (location / other).write_bytes(b"mine")
     base = name.removesuffix(".h5f")
     for number, kind in enumerate(("record", "folder", "link", "link to a folder", "hard link", "fifo")):
         for title, make in PLANTED.items():
             planted = make(base if title in ("record", "backup", "short backup", "temporary") else name, end)
-            path = place / planted.replace("0123456789ab", f"0123456789{number:02x}")
+            path = location / planted.replace("0123456789ab", f"0123456789{number:02x}")
             if not os.path.lexists(path):
                 plant(path, kind, precious)
-    words = ["convert", source, place / name, "--to", to, "--allow-missing"]
-    planted, kept = contents(place), contents(precious)
+    words = ["convert", source, location / name, "--to", to, "--allow-missing"]
+    planted, kept = contents(location), contents(precious)
     refused(in_process(*words, "--layout", "no such layout"))
-    assert contents(place) == planted
+    assert contents(location) == planted
     for option in ([], ["--force"]):
         ran = in_process(*words, *option)
         assert ran.status == 0, ran.err
-        assert planted.items() <= contents(place).items()
-    standing = contents(place)
+        assert planted.items() <= contents(location).items()
+    standing = contents(location)
     refused(in_process(*words))
-    assert contents(place) == standing
+    assert contents(location) == standing
     assert contents(precious) == kept
 
 

@@ -31,10 +31,10 @@ def adam(parameters: Iterable[torch.Tensor], step: int = 7) -> dict[str, Any]:
     state = {
         number: {
             "step": torch.tensor(float(step)),
-            "exp_avg": torch.full_like(each, number),
-            "exp_avg_sq": torch.full_like(each, number + 0.5),
+            "exp_avg": torch.full_like(tensor, number),
+            "exp_avg_sq": torch.full_like(tensor, number + 0.5),
         }
-        for number, each in enumerate(mine)
+        for number, tensor in enumerate(mine)
     }
     settings = {"lr": 3e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "amsgrad": False}
     return {"state": state, "param_groups": [{**settings, "params": list(range(len(mine)))}]}

@@ -15,14 +15,14 @@ from typing import Any
 
 def storages(torch: Any, value: Any) -> Iterator[tuple[Any, Any]]:
     """Give each storage below the value once, with its tensors' element type."""
-    seen: set[int] = set()
+    pointers: set[int] = set()
     waiting = [value]
     while waiting:
         one = waiting.pop()
         if isinstance(one, torch.Tensor):
             storage = one.untyped_storage()
-            if storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
+            if storage.data_ptr() not in pointers:
+                pointers.add(storage.data_ptr())
                 yield storage, one.dtype
         elif isinstance(one, dict):
             waiting += one.values()
@@ -100,12 +100,12 @@ def buffered(torch: Any, value: Any, folder: Path) -> Path:
 
 def big(torch: Any, value: Any, folder: Path) -> Path:
     """What a big-endian machine writes: the same numbers, turned around in every storage."""
-    found = list(storages(torch, value))
+    all_storages = list(storages(torch, value))
     stream = io.BytesIO()
-    for storage, dtype in found:
+    for storage, dtype in all_storages:
         byteswap(torch, storage, dtype)
     torch.save(value, stream)
-    for storage, dtype in found:
+    for storage, dtype in all_storages:
         byteswap(torch, storage, dtype)
     changed = repacked(
         stream.getvalue(), lambda name, data: (name, b"big" if name.endswith("/byteorder") else data)
@@ -151,8 +151,8 @@ def stream4(torch: Any, value: Any, folder: Path) -> Path:
 
 # Containers of today's torch by name; all of them hold the same tree.
 FORMS: dict[str, Callable[[Any, Any, Path], Path]] = {
-    made.__name__: made
-    for made in (
+    writer.__name__: writer
+    for writer in (
         aligned, unrecorded, buffered, big, piped, unpacked, unpacked_below, unpacked_pickle, stream, stream4
     )
 }  # fmt: skip
@@ -181,8 +181,8 @@ def tar(torch: Any, value: Any, path: Path, *, first: bool = False, pax: bool = 
         storage = one.untyped_storage()
         kept[storage._cdata] = one
         kind = getattr(torch, torch.storage._dtype_to_storage_type_map()[one.dtype])
-        said = (key, kind, storage._cdata) if first else (key, storage._cdata, kind)
-        members["tensors"] += pickle.dumps(said, 2) + struct.pack("<i4s", one.dim(), b"\xaa" * 4)
+        description = (key, kind, storage._cdata) if first else (key, storage._cdata, kind)
+        members["tensors"] += pickle.dumps(description, 2) + struct.pack("<i4s", one.dim(), b"\xaa" * 4)
         numbers = (*one.shape, *one.stride(), one.storage_offset())
         members["tensors"] += struct.pack(f"<{len(numbers)}q", *numbers)
     members["storages"] = pickle.dumps(len(kept), 2)

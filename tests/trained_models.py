@@ -141,7 +141,7 @@ def torch_steps(model: Any, optimizer: Any, count: int) -> None:
     import torch
 
     dtype = next(model.parameters()).dtype
-    inputs, target = (torch.tensor(each, dtype=dtype) for each in batch())
+    inputs, target = (torch.tensor(array, dtype=dtype) for array in batch())
     for _ in range(count):
         optimizer.zero_grad()
         loss = ((model(inputs.permute(0, 3, 1, 2)) - target) ** 2).mean()
@@ -151,15 +151,15 @@ def torch_steps(model: Any, optimizer: Any, count: int) -> None:
 
 def torch_outputs(model: Any) -> list[np.ndarray]:
     """Return the weights in Keras's orientation."""
-    made = []
+    outputs = []
     for name, value in model.state_dict().items():
         array = value.detach().double().numpy().copy()
         if array.ndim == 4:
             array = array.transpose(2, 3, 1, 0)
         elif name == "hidden.weight":
             array = array.reshape(8, 3, 4, 3).transpose(2, 3, 1, 0).reshape(36, 8)
-        made.append(array.T if array.ndim == 2 and name != "hidden.weight" else array)
-    return made
+        outputs.append(array.T if array.ndim == 2 and name != "hidden.weight" else array)
+    return outputs
 
 
 # In Keras.
@@ -203,7 +203,7 @@ def keras_steps(model: Any, optimizer: Any, count: int) -> None:
     import tensorflow as tf
 
     dtype = model.trainable_variables[0].dtype
-    inputs, target = (tf.constant(each, dtype) for each in batch())
+    inputs, target = (tf.constant(array, dtype) for array in batch())
 
     def step() -> None:
         with tf.GradientTape() as tape:
@@ -227,13 +227,13 @@ def keras_outputs(model: Any) -> list[np.ndarray]:
 def note_steps(folder: Path, stem: str, model: Any, optimizer: Any, framework: str) -> None:
     """Record the weights now, after one more update, and after a hundred."""
     steps, outputs = (torch_steps, torch_outputs) if framework == "torch" else (keras_steps, keras_outputs)
-    found = {f"0/{n}": array for n, array in enumerate(outputs(model))}
+    arrays = {f"0/{n}": array for n, array in enumerate(outputs(model))}
     done = 0
     for count in STEPS:
         steps(model, optimizer, count - done)
         done = count
-        found |= {f"{count}/{n}": array for n, array in enumerate(outputs(model))}
-    np.savez(folder / f"{stem}.npz", **found)
+        arrays |= {f"{count}/{n}": array for n, array in enumerate(outputs(model))}
+    np.savez(folder / f"{stem}.npz", **arrays)
 
 
 def factory(case: OptimizerCase, framework: str) -> str:
@@ -244,12 +244,12 @@ def factory(case: OptimizerCase, framework: str) -> str:
 def update_error(folder: Path, source: str, target: str, count: int) -> float:
     """Return the largest difference of two runs' updates after `count` steps, relative to the update."""
     with np.load(folder / f"{source}.npz") as one, np.load(folder / f"{target}.npz") as other:
-        found = 0.0
+        largest = 0.0
         for name in one.files:
             when, _, number = name.partition("/")
             if when == str(count):
                 before = one[f"0/{number}"]
                 moved = one[name] - before
                 differs = other[name] - other[f"0/{number}"] - moved
-                found = max(found, float(np.linalg.norm(differs) / np.linalg.norm(moved)))
-        return found
+                largest = max(largest, float(np.linalg.norm(differs) / np.linalg.norm(moved)))
+        return largest

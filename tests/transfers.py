@@ -98,7 +98,7 @@ class OperatorCounter(TorchDispatchMode):
         self.found = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        returned = [each.alias_info for each in func._schema.returns]
+        returned = [result.alias_info for result in func._schema.returns]
         is_view = any(alias is not None and not alias.is_write for alias in returned)
         self.found += not (is_view or "empty" in func.__name__)
         return func(*args, **(kwargs or {}))

@@ -26,7 +26,7 @@ def require(format: Format, path: Path) -> None:  # noqa: A002
     named = {leaf.key: leaf for _, leaf in tree.tensors()}
     named |= {alias.key: tree[p] for p, aliases in tree.aliases.items() for alias in aliases}
     for name, expected in json.loads(Path(f"{path}.truth.json").read_text()).items():
-        found = named[name]
-        assert isinstance(found, Leaf)
-        digest = hashlib.sha256(found.read()).hexdigest()
-        assert (found.dtype, list(found.shape), digest) == tuple(expected.values()), (path, name)
+        leaf = named[name]
+        assert isinstance(leaf, Leaf)
+        digest = hashlib.sha256(leaf.read()).hexdigest()
+        assert (leaf.dtype, list(leaf.shape), digest) == tuple(expected.values()), (path, name)

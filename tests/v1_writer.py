@@ -145,15 +145,15 @@ def _restored(tf: Any, path: Path, name: str, dtype: int) -> Any:
     import numpy as np
 
     try:
-        found = tf.raw_ops.Restore(file_pattern=str(path), tensor_name=name, dt=dtype)
+        restored = tf.raw_ops.Restore(file_pattern=str(path), tensor_name=name, dt=dtype)
     except tf.errors.OpError as error:
         return {"error": str(error)[:200]}
     if dtype == 7:
-        values = np.asarray(found.numpy(), dtype=object).reshape(-1).tolist()
+        values = np.asarray(restored.numpy(), dtype=object).reshape(-1).tolist()
         return {"strings": [text.decode("latin-1") for text in values]}
     if 11 <= dtype <= 13:
-        found = tf.bitcast(found, {11: tf.int8, 12: tf.uint8, 13: tf.int32}[dtype])
-    return {"sha256": hashlib.sha256(np.ascontiguousarray(found.numpy()).tobytes()).hexdigest()}
+        restored = tf.bitcast(restored, {11: tf.int8, 12: tf.uint8, 13: tf.int32}[dtype])
+    return {"sha256": hashlib.sha256(np.ascontiguousarray(restored.numpy()).tobytes()).hexdigest()}
 
 
 def _facts(tf: Any, path: Path) -> dict[str, Any]:
@@ -174,10 +174,10 @@ def _array(generator: Any, name: str, dims: list[int]) -> Any:
 
     if name == "string":
         lengths = generator.integers(0, 300, size=dims)
-        made = np.empty(dims, dtype=object)
+        array = np.empty(dims, dtype=object)
         for at, length in np.ndenumerate(lengths):
-            made[at] = generator.bytes(int(length))
-        return made
+            array[at] = generator.bytes(int(length))
+        return array
     if name == "bool":
         return generator.random(dims) < 0.5
     if name.startswith("complex"):
@@ -185,15 +185,15 @@ def _array(generator: Any, name: str, dims: list[int]) -> Any:
     if name.startswith("float"):
         return np.asarray(generator.normal(size=dims)).astype(name)
     limits = np.iinfo(name.removeprefix("q"))
-    made = generator.integers(limits.min, limits.max, size=dims, dtype=limits.dtype, endpoint=True)
-    made = np.asarray(made)
-    made.reshape(-1)[:2] = [limits.min, limits.max][: made.size]
-    return made
+    array = generator.integers(limits.min, limits.max, size=dims, dtype=limits.dtype, endpoint=True)
+    array = np.asarray(array)
+    array.reshape(-1)[:2] = [limits.min, limits.max][: array.size]
+    return array
 
 
 def _tensor(tf: Any, generator: Any, name: str, dims: list[int]) -> Any:
-    made = tf.constant(_array(generator, name, dims))
-    return tf.bitcast(made, name) if name.startswith("q") else made
+    constant = tf.constant(_array(generator, name, dims))
+    return tf.bitcast(constant, name) if name.startswith("q") else constant
 
 
 def _save(tf: Any, path: Path, tensors: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def _save_cuts(tf: Any, folder: Path) -> dict[str, Any]:
     tf.raw_ops.SaveSlices(
         filename=str(folder / "cuts"),
         tensor_names=["w"] * 3,
-        shapes_and_slices=[f"10 20 {place}" for place in pieces],
+        shapes_and_slices=[f"10 20 {piece}" for piece in pieces],
         data=[tf.constant(piece) for piece in pieces.values()],
     )
     return _facts(tf, folder / "cuts")

@@ -41,8 +41,13 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_O
 def run(framework: str, program: str, folder: Path, env: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Run a Python program as `python -c` does, in the folder; return its status and all that it printed."""
     requests, answers = _parent(framework)
-    asked = {"program": program, "folder": str(folder), "env": dict(env or os.environ), "seed": _draw_seed()}
-    requests.sendall(json.dumps(asked).encode() + b"\n")
+    request = {
+        "program": program,
+        "folder": str(folder),
+        "env": dict(env or os.environ),
+        "seed": _draw_seed(),
+    }
+    requests.sendall(json.dumps(request).encode() + b"\n")
     answer = answers.readline()
     assert answer, f"{framework} does not start, or its process has died"
     status, output = json.loads(answer)
@@ -61,9 +66,9 @@ def once(key: object, make: Callable[[Mapping[str, Path]], Any], folders: Mappin
         answer = shared / "answer.json"
         if not answer.exists():
             shutil.rmtree(shared, ignore_errors=True)
-            places = {each: shared / f"{number}" for number, each in enumerate(folders)}
-            for place in places.values():
-                place.mkdir(parents=True)
+            places = {folder: shared / f"{number}" for number, folder in enumerate(folders)}
+            for location in places.values():
+                location.mkdir(parents=True)
             text = json.dumps(make(places))
             assert str(shared) not in text, "the answer names a folder that is copied"
             answer.write_text(text)
@@ -79,14 +84,14 @@ def begin(framework: str, program: str, env: Mapping[str, str], streams: Sequenc
     Return the number of its process, and the pipe on which a line with its status arrives when it has ended.
     """
     requests, _ = _parent(framework)
-    asked = {"program": program, "folder": os.getcwd(), "env": dict(env), "seed": _draw_seed()}
-    ours, theirs = os.pipe()
-    socket.send_fds(requests, [json.dumps(asked).encode() + b"\n"], [*streams, theirs])
-    os.close(theirs)
-    told = open(ours, encoding="ascii")  # noqa: SIM115  # closed with the status
-    first = told.readline()
+    request = {"program": program, "folder": os.getcwd(), "env": dict(env), "seed": _draw_seed()}
+    reading_end, writing_end = os.pipe()
+    socket.send_fds(requests, [json.dumps(request).encode() + b"\n"], [*streams, writing_end])
+    os.close(writing_end)
+    answers = open(reading_end, encoding="ascii")  # noqa: SIM115  # closed with the status
+    first = answers.readline()
     assert first, f"{framework} does not start, or its process has died"
-    return int(first), told
+    return int(first), answers
 
 
 def _draw_seed() -> int:
@@ -103,22 +108,22 @@ def _parent(framework: str) -> tuple[socket.socket, Any]:
     path = f"{os.environ.get('TMPDIR')}/warm-{framework}"
     # A socket's path has at most 103 characters.
     if "PYTEST_XDIST_WORKER" in os.environ and len(path) < 100:
-        ours, started = _shared(framework, Path(path)), None
+        connection, started = _shared(framework, Path(path)), None
     else:
-        ours, theirs = socket.socketpair()
-        started = _start(framework, theirs)
+        connection, child_end = socket.socketpair()
+        started = _start(framework, child_end)
 
-    answers = ours.makefile()
+    answers = connection.makefile()
 
     def end() -> None:
         # The socket is open until what was made of it is closed too.
         answers.close()
-        ours.close()
+        connection.close()
         if started is not None:
             started.wait()
 
     atexit.register(end)
-    return ours, answers
+    return connection, answers
 
 
 def _start(framework: str, requests: socket.socket, *options: str) -> subprocess.Popen[bytes]:
@@ -136,9 +141,9 @@ def _shared(framework: str, path: Path) -> socket.socket:
     """Connect to the process whose socket lies there; start it where none accepts connections."""
     with open(f"{path}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        ours = socket.socket(socket.AF_UNIX)
+        connection = socket.socket(socket.AF_UNIX)
         try:
-            ours.connect(str(path))
+            connection.connect(str(path))
         except OSError:
             path.unlink(missing_ok=True)
             listener = socket.socket(socket.AF_UNIX)
@@ -146,8 +151,8 @@ def _shared(framework: str, path: Path) -> socket.socket:
             listener.listen()
             # It outlives this process if another one is connected.
             _start(framework, listener, str(path)).returncode = 0
-            ours.connect(str(path))
-        return ours
+            connection.connect(str(path))
+        return connection
 
 
 def serve() -> None:
@@ -167,14 +172,14 @@ def serve() -> None:
         line, streams = _next_request(requests)
         if not line:
             break
-        asked = json.loads(line)
+        request = json.loads(line)
         if streams:
             if not os.fork():
-                _watch(streams, asked)
-            for each in streams:
-                os.close(each)
+                _watch(streams, request)
+            for stream in streams:
+                os.close(stream)
         else:
-            requests.sendall(json.dumps(_answer(asked)).encode() + b"\n")
+            requests.sendall(json.dumps(_answer(request)).encode() + b"\n")
         _reap()
 
 
@@ -216,48 +221,48 @@ def _next_request(requests: socket.socket) -> tuple[bytes, list[int]]:
     """Return the next line and the descriptors that came with it; no line where the other side has ended."""
     line, streams = b"", []
     while not line.endswith(b"\n"):
-        part, found, *_ = socket.recv_fds(requests, 1 << 16, 4)
+        part, descriptors, *_ = socket.recv_fds(requests, 1 << 16, 4)
         if not part:
             return b"", []
         line += part
-        streams += found
+        streams += descriptors
     return line, streams
 
 
-def _answer(asked: Mapping[str, Any]) -> tuple[int, str]:
+def _answer(request: Mapping[str, Any]) -> tuple[int, str]:
     """Fork a child for a program; return its status and what it printed."""
-    ours, theirs = os.pipe()
+    reading_end, writing_end = os.pipe()
     child = os.fork()
     if not child:
-        os.close(ours)
+        os.close(reading_end)
         for stream in (1, 2):
-            os.dup2(theirs, stream)
+            os.dup2(writing_end, stream)
         signal.alarm(TIMEOUT_S)
-        _run(**asked)
-    os.close(theirs)
-    with open(ours, encoding="utf-8", errors="replace") as pipe:
+        _run(**request)
+    os.close(writing_end)
+    with open(reading_end, encoding="utf-8", errors="replace") as pipe:
         output = pipe.read()
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status), output
 
 
-def _watch(streams: Sequence[int], asked: Mapping[str, Any]) -> NoReturn:
+def _watch(streams: Sequence[int], request: Mapping[str, Any]) -> NoReturn:
     """Fork a child with these streams, and tell its number and later its status on the last of them."""
-    *streams, told = streams
+    *streams, status_stream = streams
     child = os.fork()
     if not child:
-        os.close(told)
+        os.close(status_stream)
         os.setsid()
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)
-        _run(**asked, quiet={})
+        _run(**request, quiet={})
     # Whoever reads from the child sees the end of it.
     for stream in (*streams, 1, 2):
         os.close(stream)
-    os.write(told, b"%d\n" % child)
+    os.write(status_stream, b"%d\n" % child)
     _, status = os.waitpid(child, 0)
-    os.write(told, b"%d\n" % os.waitstatus_to_exitcode(status))
+    os.write(status_stream, b"%d\n" % os.waitstatus_to_exitcode(status))
     os._exit(0)
 
 
@@ -270,8 +275,8 @@ def seed_random_numbers(seed: int) -> None:
         ("torch", "default_generator", "manual_seed"),
         ("tensorflow", "random", "set_seed"),
     ):
-        if (found := getattr(sys.modules.get(library), generator, None)) is not None:
-            getattr(found, name)(seed)
+        if (module := getattr(sys.modules.get(library), generator, None)) is not None:
+            getattr(module, name)(seed)
 
 
 def _run(

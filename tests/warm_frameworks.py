@@ -46,9 +46,9 @@ class Forked:
     ) -> None:
         self._command, self._env, self._how = command, env, how
         self._streams = [-1, -1, os.dup(stderr.fileno())]
-        self._streams[0], given = os.pipe()
+        self._streams[0], writing_end = os.pipe()
         answers, self._streams[1] = os.pipe()
-        self.stdin = _FirstLine(self, given)
+        self.stdin = _FirstLine(self, writing_end)
         self.stdout = open(answers, "rb")  # noqa: SIM115  # closed by worker.py
         self.returncode: int | None = None
         self._child: subprocess.Popen[bytes] | None = None

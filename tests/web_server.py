@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
         if odd.startswith("to "):
             return self._say(302, {"Location": odd[3:]})
         if file.is_dir() and odd == "page":
-            links = "".join(f'<a href="{each.name}">x</a>' for each in sorted(file.iterdir()))
+            links = "".join(f'<a href="{path.name}">x</a>' for path in sorted(file.iterdir()))
             return self._say(200, {"Content-Type": "text/html"}, (links + '<a href="/etc/x">y</a>').encode())
         if not file.is_file():
             return self._say(404)
@@ -80,10 +80,10 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"ETag": tag, "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT", "x-amz-request-id": "1"}
         if odd == "untagged":
             del headers["ETag"]
-        if (wanted := self.headers.get("If-Match")) is not None and wanted != tag:
-            said = b"<Message>At least one of the pre-conditions you specified did not hold</Message>"
+        if (version := self.headers.get("If-Match")) is not None and version != tag:
+            message = b"<Message>At least one of the pre-conditions you specified did not hold</Message>"
             code = b"<Code>PreconditionFailed</Code>"
-            return self._say(412, {}, b"<Error>" + code + said + b"</Error>")
+            return self._say(412, {}, b"<Error>" + code + message + b"</Error>")
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if match is None or odd == "whole":
             return self._say(200, headers, file.read_bytes() if body else b"", size)
@@ -93,37 +93,41 @@ class _Handler(BaseHTTPRequestHandler):
         with file.open("rb") as stream:
             stream.seek(first)
             data = stream.read(last - first + 1)
-        told = {"Content-Range": f"bytes {first}-{last}/{size}"}
+        content_range = {"Content-Range": f"bytes {first}-{last}/{size}"}
         if odd == "larger":
-            told = {"Content-Range": f"bytes {first}-{last}/{10**15}"}
+            content_range = {"Content-Range": f"bytes {first}-{last}/{10**15}"}
         elif odd == "shifted":
-            told = {"Content-Range": f"bytes {first + 1}-{last + 1}/{size + 1}"}
+            content_range = {"Content-Range": f"bytes {first + 1}-{last + 1}/{size + 1}"}
         elif odd == "untold":
-            told = {}
+            content_range = {}
         elif odd == "packed":
-            told["Content-Encoding"] = "gzip"
+            content_range["Content-Encoding"] = "gzip"
         elif odd == "more":
             data += b"more"
         short = len(data) // 2 if odd == "short" else None
-        return self._say(206, {**headers, **told}, data, short=short)
+        return self._say(206, {**headers, **content_range}, data, short=short)
 
     def _listed(self, path: str, query: dict[str, list[str]]) -> None:
         """Answer S3's ListObjectsV2."""
         bucket = self.site.root / path.strip("/")
         if not bucket.is_dir():
-            said = b"<Message>The specified bucket does not exist</Message>"
-            return self._say(404, {}, b"<Error><Code>NoSuchBucket</Code>" + said + b"</Error>")
+            message = b"<Message>The specified bucket does not exist</Message>"
+            return self._say(404, {}, b"<Error><Code>NoSuchBucket</Code>" + message + b"</Error>")
         prefix = query.get("prefix", [""])[0]
-        keys = [str(each.relative_to(bucket)) for each in sorted(bucket.rglob("*")) if each.is_file()]
-        found = [key for key in keys if key.startswith(prefix)]
-        deep = {key[: key.index("/", len(prefix)) + 1] for key in found if "/" in key[len(prefix) :]}
-        plain = found if "delimiter" not in query else [key for key in found if "/" not in key[len(prefix) :]]
+        keys = [str(path.relative_to(bucket)) for path in sorted(bucket.rglob("*")) if path.is_file()]
+        matching = [key for key in keys if key.startswith(prefix)]
+        deep = {key[: key.index("/", len(prefix)) + 1] for key in matching if "/" in key[len(prefix) :]}
+        plain = (
+            matching
+            if "delimiter" not in query
+            else [key for key in matching if "/" not in key[len(prefix) :]]
+        )
         rows = [
             f"<Contents><Key>{escape(key)}</Key><Size>{(bucket / key).stat().st_size}</Size>"
             "<LastModified>2015-10-21T07:28:00.000Z</LastModified><ETag>x</ETag></Contents>"
             for key in plain
         ]
-        rows += [f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in sorted(deep)]
+        rows += [f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in sorted(deep)]
         body = f"<ListBucketResult><KeyCount>{len(rows)}</KeyCount>{''.join(rows)}</ListBucketResult>"
         return self._say(200, {"Content-Type": "application/xml"}, body.encode())
 
@@ -132,12 +136,12 @@ class _Handler(BaseHTTPRequestHandler):
         status: int,
         headers: dict[str, str] | None = None,
         body: bytes = b"",
-        told: int | None = None,
+        length: int | None = None,
         *,
         short: int | None = None,
     ) -> None:
         self.send_response(status)
-        for name, value in {**(headers or {}), "Content-Length": str(told or len(body))}.items():
+        for name, value in {**(headers or {}), "Content-Length": str(length or len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":

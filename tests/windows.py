@@ -92,9 +92,9 @@ def caller() -> str:
 def is_open(path: Any) -> bool:
     """Return whether this process has the file, or a file in the folder, open."""
     real = os.path.realpath(os.fsdecode(path))
-    for each in os.listdir("/proc/self/fd"):
+    for descriptor in os.listdir("/proc/self/fd"):
         try:
-            name = os.readlink(f"/proc/self/fd/{each}")
+            name = os.readlink(f"/proc/self/fd/{descriptor}")
         except OSError:
             continue
         if name == real or name.startswith(f"{real}/"):
@@ -115,8 +115,8 @@ def replaced_calls() -> dict[str, Callable[..., Any]]:
     def open_(path: Any, flags: int, mode: int = 0o777, **options: Any) -> int:
         if os.path.isdir(path):
             raise refuse(errno.EACCES, path)
-        ours = caller().startswith("ckpttool") and path != os.devnull
-        assert flags & BINARY or not ours, f"{path} is opened as text"
+        is_own = caller().startswith("ckpttool") and path != os.devnull
+        assert flags & BINARY or not is_own, f"{path} is opened as text"
         return int(real["open"](path, flags & ~BINARY, mode, **options))
 
     def fsync(descriptor: int) -> None:
@@ -171,9 +171,9 @@ def locking_module() -> types.ModuleType:
         except BlockingIOError:
             raise refuse(errno.EACCES, None) from None
 
-    found = types.ModuleType("msvcrt")
-    found.__dict__.update(locking=locking, LK_NBLCK=2)
-    return found
+    module = types.ModuleType("msvcrt")
+    module.__dict__.update(locking=locking, LK_NBLCK=2)
+    return module
 
 
 class WindowsPopen(subprocess.Popen):  # type: ignore[type-arg]
@@ -195,8 +195,8 @@ def simulate() -> None:
     statvfs = os.statvfs
 
     def disk_usage(path: Any) -> types.SimpleNamespace:
-        found = statvfs(path)
-        total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+        statistics = statvfs(path)
+        total, free = statistics.f_blocks * statistics.f_frsize, statistics.f_bavail * statistics.f_frsize
         return types.SimpleNamespace(total=total, free=free)
 
     shutil.disk_usage = disk_usage  # type: ignore[assignment]

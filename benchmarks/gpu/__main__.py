@@ -46,24 +46,24 @@ ELSEWHERE = "speed"
 
 def main(arguments: Sequence[str] | None = None, groups: Mapping[str, str] = GROUPS) -> int:
     """Run the groups, write the result, print the table."""
-    given = _parsed(arguments, groups)
-    begun, start = datetime.datetime.now(datetime.UTC), time.perf_counter()
-    chosen = [name for name in groups if given.only is None or name in given.only or name == "limits"]
+    options = _parsed(arguments, groups)
+    started, start = datetime.datetime.now(datetime.UTC), time.perf_counter()
+    chosen = [name for name in groups if options.only is None or name in options.only or name == "limits"]
     result: dict[str, Any] = {
         "schema": 1,
-        "date": begun.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "command": _command(given),
-        "quick": given.quick,
-        "only": given.only,
-        "device": {"kind": given.device.partition(":")[0], "name": given.device},
+        "date": started.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "command": _command(options),
+        "quick": options.quick,
+        "only": options.only,
+        "device": {"kind": options.device.partition(":")[0], "name": options.device},
         "versions": {"python": platform.python_version()},
         "absent": {},
         **{section: [] for section in ("checks", "residency", "speed")},
     }
     with tempfile.TemporaryDirectory(prefix="ckpttool-gpu-") as folder:
-        context = Context(given.device, given.quick, folder)
+        context = Context(options.device, options.quick, folder)
         for name in chosen:
-            for record in run_group(groups[name], context, start + given.seconds):
+            for record in run_group(groups[name], context, start + options.seconds):
                 _say(name, record, time.perf_counter() - start)
                 if "facts" in record:
                     result |= record.pop("facts")
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None, groups: Mapping[str, str] = GRO
                 result[SECTIONS.get(name, ELSEWHERE)].append({"group": name, **record})
     result |= {"goals": report.goals(result), "seconds": round(time.perf_counter() - start, 1)}
     sys.stdout.write(f"\n{report.table(result)}\n")
-    _write(result, given)
+    _write(result, options)
     return status(result)
 
 
@@ -105,25 +105,25 @@ def _device(name: str) -> str:
     return name
 
 
-def _command(given: argparse.Namespace) -> str:
-    words = ["python -m benchmarks.gpu", "--device", given.device]
-    words += [word for name in given.only or () for word in ("--only", name)]
-    return " ".join([*words, *(["--quick"] if given.quick else [])])
+def _command(options: argparse.Namespace) -> str:
+    words = ["python -m benchmarks.gpu", "--device", options.device]
+    words += [word for name in options.only or () for word in ("--only", name)]
+    return " ".join([*words, *(["--quick"] if options.quick else [])])
 
 
 def _say(group: str, record: Mapping[str, Any], elapsed_s: float) -> None:
     reason = f": {record['error']}" if record["error"] else ""
-    took = f"{record['status']} ({record['seconds']:.1f} s)"
-    sys.stdout.write(f"[{elapsed_s:5.0f} s] {group}: {record['part']}: {took}{reason}\n")
+    outcome = f"{record['status']} ({record['seconds']:.1f} s)"
+    sys.stdout.write(f"[{elapsed_s:5.0f} s] {group}: {record['part']}: {outcome}{reason}\n")
     sys.stdout.flush()
 
 
-def _write(result: Mapping[str, Any], given: argparse.Namespace) -> None:
+def _write(result: Mapping[str, Any], options: argparse.Namespace) -> None:
     """Write the result whole or not at all; a partial run replaces no result unless a folder is named."""
-    if given.out is None and not report.whole(result):
+    if options.out is None and not report.whole(result):
         sys.stdout.write("a part of a run: not kept (--out DIR keeps it)\n")
         return
-    folder = Path(given.out) if given.out is not None else RESULTS
+    folder = Path(options.out) if options.out is not None else RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{report.slug(result)}.json"
     new = target.with_name(f".{target.name}.{os.getpid()}")

@@ -62,11 +62,11 @@ class Wheel:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make or install a bundle; return the exit status."""
-    given = _parsed(arguments)
+    options = _parsed(arguments)
     try:
-        if given.install:
-            return _install(Path(given.folder), Path(given.install))
-        _make(Path(given.folder), given.python, given.platform, mujoco=given.mujoco)
+        if options.install:
+            return _install(Path(options.folder), Path(options.install))
+        _make(Path(options.folder), options.python, options.platform, mujoco=options.mujoco)
     except BundleError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -145,15 +145,15 @@ def _check_replaceable(folder: Path) -> None:
 
 def platforms(newest: str) -> list[str]:
     """Return the platform tags that a machine of the newest one runs: pip compares them exactly."""
-    found = re.fullmatch(r"manylinux_2_(\d+)_(\w+)", newest)
-    if found is None:
+    match = re.fullmatch(r"manylinux_2_(\d+)_(\w+)", newest)
+    if match is None:
         return [newest]
     older = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
     tags = []
-    for minor in range(int(found[1]), 4, -1):
-        tags.append(f"manylinux_2_{minor}_{found[2]}")
-        tags += [f"{older[minor]}_{found[2]}"] if minor in older else []
-    return [*tags, f"linux_{found[2]}"]
+    for minor in range(int(match[1]), 4, -1):
+        tags.append(f"manylinux_2_{minor}_{match[2]}")
+        tags += [f"{older[minor]}_{match[2]}"] if minor in older else []
+    return [*tags, f"linux_{match[2]}"]
 
 
 def _pip(*arguments: str) -> None:
@@ -178,7 +178,7 @@ def _normal(name: str) -> str:
 
 def _readme(manifest: dict[str, Any], name: str) -> str:
     wheels = "\n".join(
-        f"  {each['name']} {each['version']}  {each['nbytes']:,}" for each in manifest["wheels"]
+        f"  {wheel['name']} {wheel['version']}  {wheel['nbytes']:,}" for wheel in manifest["wheels"]
     )
     left_out = "\n".join(f"  {name}: {why}" for name, why in manifest["left_out"].items())
     return f"""Wheels for `make gpu` on a machine without a network.
@@ -209,7 +209,7 @@ def _install(folder: Path, target: Path) -> int:
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != target.resolve()]
     manifest = _read_manifest(folder)
     _check_machine(manifest)
-    wheels = {each["name"]: Wheel(**each) for each in manifest["wheels"]}
+    wheels = {wheel["name"]: Wheel(**wheel) for wheel in manifest["wheels"]}
     chosen, lacking = choose(folder, wheels, _roots(manifest))
     for wheel in chosen:
         _check_content(folder, wheel)
@@ -228,9 +228,9 @@ def _install(folder: Path, target: Path) -> int:
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text("utf-8"))
-        for each in manifest["wheels"]:
-            if Path(each["file"]).name != each["file"]:
-                raise ValueError(each["file"])
+        for wheel in manifest["wheels"]:
+            if Path(wheel["file"]).name != wheel["file"]:
+                raise ValueError(wheel["file"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{folder} is no bundle ({type(error).__name__})") from None
     return manifest
@@ -298,7 +298,7 @@ def _installed(name: str) -> str | None:
 def _requirements(file: Path) -> Iterator[str]:
     try:
         with zipfile.ZipFile(file) as archive:
-            member = next(each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+            member = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
             text = archive.read(member).decode("utf-8")
     except (OSError, zipfile.BadZipFile, StopIteration):
         raise BundleError(f"{file.name} is no wheel") from None

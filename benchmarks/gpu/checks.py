@@ -64,55 +64,55 @@ def worst(
 
 def layers(context: Context) -> Found:
     """Compare every kind of layer in float32 and in float64 with NumPy in float64."""
-    found: Found = []
+    checks: Found = []
     for name, network in networks.every_layer().items():
         referee = context.referee(network)
         narrow = worst(context.build(network), network, referee, (1, 33))
         wide = network.cast("float64")
         exact = worst(context.build(wide), wide, referee, (1, 33))
-        found.append(Check(f"{name}, float32", narrow, TOLERANCE_32))
-        found.append(Check(f"{name}, float64", exact, TOLERANCE_64))
-    return found
+        checks.append(Check(f"{name}, float32", narrow, TOLERANCE_32))
+        checks.append(Check(f"{name}, float64", exact, TOLERANCE_64))
+    return checks
 
 
 def policies(context: Context) -> Found:
     """Compare whole actors with float32 on the CPU and with float64 in NumPy."""
-    found: Found = []
-    each = {name: networks.actor(hidden) for name, hidden in networks.HIDDEN.items()}
-    each |= {"layer norms": networks.normed(), "two inputs": networks.critic(), "gated": networks.gated()}
+    checks: Found = []
+    cases = {name: networks.actor(hidden) for name, hidden in networks.HIDDEN.items()}
+    cases |= {"layer norms": networks.normed(), "two inputs": networks.critic(), "gated": networks.gated()}
     batches = (1, 3, 64) if context.quick else (1, 3, 64, 1000)
-    for name, network in each.items():
+    for name, network in cases.items():
         policy, on_cpu = context.build(network), torch_policy(network, "cpu")
-        found.append(
+        checks.append(
             Check(
                 f"{name}, NumPy float64",
                 worst(policy, network, context.referee(network), batches),
                 TOLERANCE_32,
             )
         )
-        found.append(
+        checks.append(
             Check(f"{name}, CPU float32", worst(policy, network, on_cpu, batches, first_seed=9), TOLERANCE_32)
         )
-    return found
+    return checks
 
 
 def recurrent(context: Context) -> Found:
     """Carry the states of an LSTM and a GRU over twenty steps."""
-    found: Found = []
+    checks: Found = []
     for kind in ("lstm", "gru"):
         network = networks.recurrent(kind)
         policy, referee = context.build(network), context.referee(network)
-        ours: Any = ()
-        theirs: Any = ()
+        state: Any = ()
+        expected_state: Any = ()
         largest = 0.0
         for number in range(20):
             obs = networks.observations(network, 5, number)
-            action, ours = policy.step(obs, ours)
-            expected, theirs = referee.step(obs, theirs)
-            pairs = [(action, expected), *zip(ours, theirs, strict=True)]
+            action, state = policy.step(obs, state)
+            expected, expected_state = referee.step(obs, expected_state)
+            pairs = [(action, expected), *zip(state, expected_state, strict=True)]
             largest = max([largest, *(difference(*pair) for pair in pairs)])
-        found.append(Check(f"{kind}, 20 steps", largest, TOLERANCE_32))
-    return found
+        checks.append(Check(f"{kind}, 20 steps", largest, TOLERANCE_32))
+    return checks
 
 
 def pictures(context: Context) -> Found:
@@ -131,18 +131,18 @@ def resident(context: Context) -> Found:
     """Compare `act`, whose tensors stay on the device, with `step`."""
     import torch
 
-    found: Found = []
-    each = {
+    checks: Found = []
+    cases = {
         "actor": networks.normed(),
         "stack of 3": stack_networks([networks.normed(n) for n in range(3)]),
     }
-    for name, network in each.items():
+    for name, network in cases.items():
         policy = context.build(network)
         obs = networks.observations(network, 12)
         tensor = policy.act(torch.from_numpy(obs).to(context.place))
-        found.append(Check(name, difference(tensor.cpu().numpy(), policy.step(obs)[0]), 1e-6))
-        found.append(Check(f"{name}, off the device", float(tensor.device != context.place), 0))
-    return found
+        checks.append(Check(name, difference(tensor.cpu().numpy(), policy.step(obs)[0]), 1e-6))
+        checks.append(Check(f"{name}, off the device", float(tensor.device != context.place), 0))
+    return checks
 
 
 def tf32(context: Context) -> Found:
@@ -157,33 +157,33 @@ def tf32(context: Context) -> Found:
     network = networks.chain(units, square)
     image = networks.chain((4, 4, units), point, networks.Flatten())
     several = stack_networks([network, networks.chain(units, square)])
-    obs, seen = np.full((units, units), value), np.full((8, 4, 4, units), value)
+    obs, images = np.full((units, units), value), np.full((8, 4, 4, units), value)
 
-    def error(of: Network, given: np.ndarray, **options: Any) -> float:
+    def error(of: Network, observations: np.ndarray, **options: Any) -> float:
         policy, exact = context.build(of, **options), np.float64(value)
-        return max(float(abs(policy.step(given)[0] - exact).max()) for _ in range(CALLS))
+        return max(float(abs(policy.step(observations)[0] - exact).max()) for _ in range(CALLS))
 
-    found: Found = [
+    checks: Found = [
         Check("dense, TF32 off", error(network, obs), TF32_UNSEEN),
         Check("stacked dense, TF32 off", error(several, obs), TF32_UNSEEN),
-        Check("convolution, TF32 off", error(image, seen), TF32_UNSEEN),
+        Check("convolution, TF32 off", error(image, images), TF32_UNSEEN),
     ]
     with float32_products("tf32"):
-        found.append(Check("dense, where the caller has set TF32", error(network, obs), TF32_UNSEEN))
-        found.append(Check("convolution, where the caller has set TF32", error(image, seen), TF32_UNSEEN))
-        x, eye = (torch.from_numpy(each).to(context.place) for each in (obs, np.eye(units, dtype=np.float32)))
+        checks.append(Check("dense, where the caller has set TF32", error(network, obs), TF32_UNSEEN))
+        checks.append(Check("convolution, where the caller has set TF32", error(image, images), TF32_UNSEEN))
+        x, eye = (torch.from_numpy(item).to(context.place) for item in (obs, np.eye(units, dtype=np.float32)))
         rounds = float((torch.mm(x, eye).double() - float(value)).abs().max())
     if context.cuda and torch.cuda.get_device_capability(context.place) >= (8, 0):
         # Without it, a device that has no TF32 would pass the checks above.
         appears = error(network, obs, tf32=True)
-        found.append(Check("dense, TF32 on: the rounding shows", appears, 1e-4, "at least"))
-        found.append(Check("the caller's own products still round", rounds, 1e-4, "at least"))
-    return found
+        checks.append(Check("dense, TF32 on: the rounding shows", appears, 1e-4, "at least"))
+        checks.append(Check("the caller's own products still round", rounds, 1e-4, "at least"))
+    return checks
 
 
 def stacks(context: Context) -> Found:
     """Compare 2 to 64 stacked members with each alone, and with NumPy in float64."""
-    found: Found = []
+    checks: Found = []
     for count in (2, 8) if context.quick else (2, 3, 8, 16, 64):
         members = [networks.normed(seed) for seed in range(count)]
         together = context.build(stack_networks(members))
@@ -195,36 +195,36 @@ def stacks(context: Context) -> Found:
             obs = networks.observations(members[0], count * rows, number)
             blocks = [obs[n * rows :][:rows] for n in range(count)]
             actions = together.step(obs)[0]
-            each = [policy.step(block)[0] for policy, block in zip(alone, blocks, strict=True)]
+            actions_of_each = [policy.step(block)[0] for policy, block in zip(alone, blocks, strict=True)]
             truth = [policy.step(block)[0] for policy, block in zip(exact, blocks, strict=True)]
-            apart = max(apart, difference(actions, np.concatenate(each)))
+            apart = max(apart, difference(actions, np.concatenate(actions_of_each)))
             wrong = max(wrong, difference(actions, np.concatenate(truth)))
-        found.append(Check(f"{count} members, each alone", apart, TOLERANCE_32))
-        found.append(Check(f"{count} members, NumPy float64", wrong, TOLERANCE_32))
-    return found
+        checks.append(Check(f"{count} members, each alone", apart, TOLERANCE_32))
+        checks.append(Check(f"{count} members, NumPy float64", wrong, TOLERANCE_32))
+    return checks
 
 
 def graphs(context: Context) -> Found:
     """Compare captured graphs with eager launches, bit for bit, at shapes that come, go and come back."""
     context.require_cuda("CUDA graphs")
-    found: Found = []
-    each = {"actor": networks.actor((256, 256)), "layer norms": networks.normed()}
-    for name, network in each.items():
+    checks: Found = []
+    cases = {"actor": networks.actor((256, 256)), "layer norms": networks.normed()}
+    for name, network in cases.items():
         captured, eager = context.build(network), context.build(network, graphs=False)
         different = 0.0
         for rows in (*SHAPES, 4096):
             for seed in range(CALLS):
                 obs = networks.observations(network, rows, seed)
                 different += unlike(captured.step(obs)[0], eager.step(obs)[0])
-        found.append(Check(f"{name}: elements with other bits", different, 0))
-    return found
+        checks.append(Check(f"{name}: elements with other bits", different, 0))
+    return checks
 
 
 def shapes(context: Context) -> Found:
     """Give batches of more shapes than are kept, some of them again."""
     network = networks.normed()
     policy, referee = context.build(network), context.referee(network)
-    found: Found = [
+    checks: Found = [
         Check(f"{len(set(SHAPES))} batch shapes", worst(policy, network, referee, SHAPES), TOLERANCE_32)
     ]
     # What a call returned is the caller's own, whatever later calls write.
@@ -232,8 +232,8 @@ def shapes(context: Context) -> Found:
     first = policy.step(obs)[0]
     kept = first.copy()
     policy.step(obs + 1)
-    found.append(Check("elements of a result that a later call changed", unlike(first, kept), 0))
-    return found
+    checks.append(Check("elements of a result that a later call changed", unlike(first, kept), 0))
+    return checks
 
 
 class Disturbed(Exception):  # noqa: N818 - raised on purpose
@@ -261,7 +261,7 @@ def failing_capture(context: Context) -> Found:
     def waits() -> list[Any]:
         return [tensor * float(tensor.sum())]
 
-    found: Found = []
+    checks: Found = []
     for name, body in {"an exception": raises, "a wait": waits}.items():
         raised = False
         try:
@@ -269,11 +269,11 @@ def failing_capture(context: Context) -> Found:
                 torch_programs.capture_graph(body, context.place)
         except Exception:  # noqa: BLE001 - which one is the backend's matter
             raised = True
-        found.append(Check(f"{name} inside a capture is raised", float(raised), 1, "at least"))
+        checks.append(Check(f"{name} inside a capture is raised", float(raised), 1, "at least"))
         for which, policy in {"old": before, "new": context.build(network)}.items():
             error = worst(policy, network, referee, (1, 7, 9))
-            found.append(Check(f"after {name}: {which} policy", error, TOLERANCE_32))
-    return found
+            checks.append(Check(f"after {name}: {which} policy", error, TOLERANCE_32))
+    return checks
 
 
 def out_of_memory(context: Context) -> Found:
@@ -286,11 +286,11 @@ def out_of_memory(context: Context) -> Found:
     network = networks.actor((1024, 1024))
     policy, referee = context.build(network), context.referee(network)
     policy.step(networks.observations(network, 8))
-    held = torch.cuda.memory_reserved(context.place)
+    reserved = torch.cuda.memory_reserved(context.place)
     total = torch.cuda.get_device_properties(context.place).total_memory
     room = 1 << 30
     rows = 4 * room // (4 * 1024)
-    torch.cuda.set_per_process_memory_fraction(min(1.0, (held + room) / total), context.place)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (reserved + room) / total), context.place)
     message, fits, kind = "no error", "", None
     try:
         try:
@@ -299,19 +299,19 @@ def out_of_memory(context: Context) -> Found:
             kind, message = type(error), last_line(error)
             fits = str(getattr(error, "expected", None) or "")
         clear = kind is not None and issubclass(kind, CkpttoolError)
-        found: Found = [Check("the error is ckpttool's own", float(clear), 1, "at least", note=message)]
+        checks: Found = [Check("the error is ckpttool's own", float(clear), 1, "at least", note=message)]
         stated = re.search(r"\d[\d,]*", fits)
         fitting = int(stated[0].replace(",", "")) if stated else 0
-        found.append(Check("rows that fit, as the error states", fitting, 1, "at least", note=fits))
+        checks.append(Check("rows that fit, as the error states", fitting, 1, "at least", note=fits))
         if fitting:
             obs = networks.observations(network, fitting)
             action = policy.step(obs)[0]
             error = difference(action[:64], referee.step(obs[:64])[0])
-            found.append(Check("a batch of as many rows", error, TOLERANCE_32))
+            checks.append(Check("a batch of as many rows", error, TOLERANCE_32))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, context.place)
-    found.append(Check("the policy afterwards", worst(policy, network, referee, (1, 8, 64)), TOLERANCE_32))
-    return found
+    checks.append(Check("the policy afterwards", worst(policy, network, referee, (1, 8, 64)), TOLERANCE_32))
+    return checks
 
 
 def two_devices(context: Context) -> Found:
@@ -321,15 +321,15 @@ def two_devices(context: Context) -> Found:
 
     if (count := torch.cuda.device_count()) < 2:
         raise Absent(f"{count} CUDA device")
-    found: Found = []
+    checks: Found = []
     network = networks.normed()
     policies_ = {index: context.build(network, f"cuda:{index}") for index in (0, 1)}
     for index, policy in policies_.items():
         with torch.cuda.device(1 - index):
             error = worst(policy, network, context.referee(network), (1, 16, 3))
-        found.append(Check(f"cuda:{index}", error, TOLERANCE_32))
-        found.append(Check(f"cuda:{index} is another device", float(policy.device != f"cuda:{index}"), 0))
-    return found
+        checks.append(Check(f"cuda:{index}", error, TOLERANCE_32))
+        checks.append(Check(f"cuda:{index} is another device", float(policy.device != f"cuda:{index}"), 0))
+    return checks
 
 
 @contextmanager
@@ -455,12 +455,12 @@ def memory(context: Context) -> Found:
     grown = (taken() - before[0]) / (1 << 20)
     kind = "the device's" if context.cuda else "the process's"
     # A leak of one captured graph each would be above 200 MiB; libraries may take a workspace or two.
-    found: Found = [Check(f"{times} evaluations: {kind} memory", grown, 16, unit="MiB")]
+    checks: Found = [Check(f"{times} evaluations: {kind} memory", grown, 16, unit="MiB")]
     if context.cuda:
-        found.append(
+        checks.append(
             Check(f"{times} evaluations: live tensors", allocated() - before[1], 0, unit="B"),
         )
-    return found
+    return checks
 
 
 def task(env: str, rows: int, engine: str = "device") -> Any:
@@ -500,28 +500,28 @@ def device_rollouts(env: str) -> Callable[[Context], Found]:
 
     def check(context: Context) -> Found:
         rows, play = 8, RolloutSpec(12, 3)
-        ours = _played(context, env, context.device, rows, play)
+        own = _played(context, env, context.device, rows, play)
         again = _played(context, env, context.device, rows, play)
         on_cpu = _played(replace(context, make=torch_policy), env, "cpu", rows, play)
-        found: Found = [
-            Check("returns, CPU", middle_difference(ours.returns, on_cpu.returns), RETURN_TOLERANCE),
-            Check("lengths, CPU", middle_difference(ours.lengths, on_cpu.lengths), 0),
-            Check("the same rollout again: returns with other bits", unlike(ours.returns, again.returns), 0),
+        checks: Found = [
+            Check("returns, CPU", middle_difference(own.returns, on_cpu.returns), RETURN_TOLERANCE),
+            Check("lengths, CPU", middle_difference(own.lengths, on_cpu.lengths), 0),
+            Check("the same rollout again: returns with other bits", unlike(own.returns, again.returns), 0),
         ]
         if context.cuda:
             eager = _played(context, env, context.device, rows, play, graphs=False)
             name = "captured and eager: returns with other bits"
-            found.append(Check(name, unlike(ours.returns, eager.returns), 0))
-        for each in ours.agreement.deviations if ours.agreement is not None else ():
-            found.append(Check(f"a step beside Gymnasium's: {each.quantity}", each.largest, each.tolerance))
+            checks.append(Check(name, unlike(own.returns, eager.returns), 0))
+        for item in own.agreement.deviations if own.agreement is not None else ():
+            checks.append(Check(f"a step beside Gymnasium's: {item.quantity}", item.largest, item.tolerance))
         if importlib.util.find_spec("gymnasium") is not None:
             obs_dim, limit = TASKS[env]
             with task(env, rows, "gymnasium") as environments:
                 numpy_policy = backend("numpy").build(networks.task_actor(obs_dim, limit))
-                theirs = rollouts(numpy_policy, environments, play)[0]
-            apart = middle_difference(ours.returns, theirs.returns)
-            found.append(Check("returns, Gymnasium", apart, RETURN_TOLERANCE))
-        return found
+                expected_result = rollouts(numpy_policy, environments, play)[0]
+            apart = middle_difference(own.returns, expected_result.returns)
+            checks.append(Check("returns, Gymnasium", apart, RETURN_TOLERANCE))
+        return checks
 
     return check
 
@@ -543,13 +543,13 @@ def known_returns(context: Context) -> Found:
     """Play a task whose returns are known, with two members and more episodes than rows."""
     members = [networks.task_actor(3, 1.0, seed) for seed in range(2)]
     play = RolloutSpec(13, 5)
-    found: Found = []
-    for number, each in enumerate(
+    checks: Found = []
+    for number, rollout in enumerate(
         rollouts(context.build(stack_networks(members)), vector(Countdown(), 2 * 4), play, members=2)
     ):
         expected = 4.0 * (5 + np.arange(13))
-        found.append(Check(f"member {number}: returns", difference(each.returns, expected), 0))
-    return found
+        checks.append(Check(f"member {number}: returns", difference(rollout.returns, expected), 0))
+    return checks
 
 
 def other_backend(name: str) -> Callable[[Context], Found]:
@@ -564,19 +564,19 @@ def other_backend(name: str) -> Callable[[Context], Found]:
             module.build(networks.normed(), device)
         except UsageError as error:
             device, note = "cpu", error.message
-        found: Found = []
-        each: Mapping[str, Network] = {
+        checks: Found = []
+        cases: Mapping[str, Network] = {
             "256x256": networks.actor((256, 256)),
             "layer norms": networks.normed(),
             "stack of 4": stack_networks([networks.normed(seed) for seed in range(4)]),
         }
-        for title, network in each.items():
+        for title, network in cases.items():
             if name == "onnxruntime" and network.members > 1 and device != "cpu":
                 continue
             policy = module.build(network, device)
             error = worst(policy, network, context.referee(network), (4, 64))
-            found.append(Check(f"{title} on {device}", error, TOLERANCE_32, note=note))
-        return found
+            checks.append(Check(f"{title} on {device}", error, TOLERANCE_32, note=note))
+        return checks
 
     return check
 

@@ -26,22 +26,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", default=None)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--events", type=int, default=None)
-    given = parser.parse_args(arguments)
-    if given.events is not None:
+    options = parser.parse_args(arguments)
+    if options.events is not None:
         # What a part starts must not keep the pipe open after this process has died.
-        os.set_inheritable(given.events, False)
-    wanted = [part for part in parts_of(given.module) if given.parts is None or part.name in given.parts]
+        os.set_inheritable(options.events, False)
+    parts = [part for part in parts_of(options.module) if options.parts is None or part.name in options.parts]
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
-        context = Context(given.device, given.quick, given.folder or folder)
-        for part in wanted:
-            _send(given.events, {"part": part.name})
+        context = Context(options.device, options.quick, options.folder or folder)
+        for part in parts:
+            _send(options.events, {"part": part.name})
             record = run_part(part, context)
-            _send(given.events, {"part": part.name, "record": record})
+            _send(options.events, {"part": part.name, "record": record})
             failed |= record["status"] == FAILED
             if record["error"] is not None and record["status"] != ABSENT:
                 break
-    return int(failed) if given.events is None else 0
+    return int(failed) if options.events is None else 0
 
 
 def _send(events: int | None, document: object) -> None:

@@ -57,11 +57,11 @@ def counted(report: str, status: int) -> Found:
         int(suite.get(key, "0")) for key in ("tests", "failures", "errors", "skipped")
     )
     broken = [
-        f"{case.get('name')}: {found.get('message')}"
+        f"{case.get('name')}: {element.get('message')}"
         for case in suite.iter("testcase")
-        for found in (*case.findall("failure"), *case.findall("error"))
+        for element in (*case.findall("failure"), *case.findall("error"))
     ]
-    reasons = sorted({str(found.get("message")) for found in suite.iter("skipped")})
+    reasons = sorted({str(element.get("message")) for element in suite.iter("skipped")})
     passed = run - failures - errors - skipped
     if not run or passed == failures == errors == 0:
         raise Absent(scrubbed(f"{skipped} CUDA tests skipped: {'; '.join(reasons) or 'nothing collected'}"))
@@ -112,12 +112,12 @@ def memcheck(caching: bool) -> Callable[[Context], Found]:
 
 def summary(log: str, status: int, printed: str) -> Found:
     """Return the checks on what compute-sanitizer has logged."""
-    found = re.search(r"ERROR SUMMARY: (\d+) error", log)
-    if found is None:
+    match = re.search(r"ERROR SUMMARY: (\d+) error", log)
+    if match is None:
         lines = printed.strip().splitlines()
         raise RuntimeError(f"compute-sanitizer wrote no summary: {lines[-1] if lines else ''}")
     return [
-        Check("errors that memcheck found", int(found[1]), 0),
+        Check("errors that memcheck found", int(match[1]), 0),
         Check("the program's status", status, 0),
     ]
 
@@ -126,15 +126,15 @@ def stepped(graphs: bool) -> Callable[[Context], Found]:
     """Return the program that memcheck watches: steps at shapes whose arrays go up whole and in pieces."""
 
     def check(context: Context) -> Found:
-        found: Found = []
-        each = {"layer norms": networks.normed(), "lstm": networks.recurrent("lstm", units=8)}
-        for name, network in each.items():
+        checks: Found = []
+        cases = {"layer norms": networks.normed(), "lstm": networks.recurrent("lstm", units=8)}
+        for name, network in cases.items():
             policy, referee, largest = context.build(network, graphs=graphs), context.referee(network), 0.0
             for rows in (1, 3, 70, 3, 1, 16_000, 16_000):
                 obs = networks.observations(network, rows, rows)
                 largest = max(largest, difference(policy.step(obs)[0], referee.step(obs)[0]))
-            found.append(Check(name, largest, 1e-5))
-        return found
+            checks.append(Check(name, largest, 1e-5))
+        return checks
 
     return check
 

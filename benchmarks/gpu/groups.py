@@ -46,8 +46,8 @@ class Event(NamedTuple):
 def parts_of(module: str) -> tuple[Part, ...]:
     """Return the parts that a module lists as PARTS, or under the name after a colon."""
     name, _, attribute = module.partition(":")
-    found: tuple[Part, ...] = getattr(importlib.import_module(name), attribute or "PARTS")
-    return found
+    parts: tuple[Part, ...] = getattr(importlib.import_module(name), attribute or "PARTS")
+    return parts
 
 
 def run_group(module: str, context: Context, deadline: float) -> Iterator[dict[str, Any]]:

@@ -52,15 +52,15 @@ def in_turn(
         counts[name] = max(1, int(ROUND_S / once))
         spent += once * counts[name]
     fitting = int(budget_s * len(calls) / spent)
-    found: Seconds = {name: [] for name in calls}
+    seconds: Seconds = {name: [] for name in calls}
     for _ in range(max(3, min(rounds, fitting))):
         for name, call in calls.items():
             start = time.perf_counter()
             for _ in range(counts[name]):
                 call()
             wait()
-            found[name].append((time.perf_counter() - start) / counts[name])
-    return found
+            seconds[name].append((time.perf_counter() - start) / counts[name])
+    return seconds
 
 
 def ratio(slower: Sequence[float], faster: Sequence[float]) -> float:
@@ -95,14 +95,14 @@ def facts(context: Context) -> dict[str, Any]:
         "driver": _driver(),
     }
     if context.cuda:
-        found = torch.cuda.get_device_properties(context.place)
+        properties = torch.cuda.get_device_properties(context.place)
         versions["cuda"] = str(torch.version.cuda)
         device |= {
-            "name": found.name,
-            "capability": [found.major, found.minor],
-            "memory_bytes": found.total_memory,
+            "name": properties.name,
+            "capability": [properties.major, properties.minor],
+            "memory_bytes": properties.total_memory,
             "devices": torch.cuda.device_count(),
-            "hopper": (found.major, found.minor) >= HOPPER,
+            "hopper": (properties.major, properties.minor) >= HOPPER,
         }
     else:
         device |= {"name": _processor(), "hopper": False, "threads": torch.get_num_threads()}
@@ -120,10 +120,10 @@ def _version(distribution: str) -> str | None:
 
 def _processor() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
     except OSError:
-        found = None
-    return found[1].strip() if found else platform.machine()
+        match = None
+    return match[1].strip() if match else platform.machine()
 
 
 def _driver() -> str | None:
@@ -134,12 +134,12 @@ def _driver() -> str | None:
     except (OSError, subprocess.SubprocessError, IndexError):
         pass
     try:
-        found = re.search(
+        match = re.search(
             r"Kernel Module.*?\s(\d+\.[\d.]+)", Path("/proc/driver/nvidia/version").read_text("utf-8")
         )
     except OSError:
         return None
-    return found[1] if found else None
+    return match[1] if match else None
 
 
 def launches(context: Context) -> list[Check | Figure]:
@@ -166,8 +166,8 @@ def launches(context: Context) -> list[Check | Figure]:
 
         calls |= {"graph launches in a queue": graph.replay, "graph launch and wait": replayed}
     with torch.inference_mode():
-        took = in_turn(calls, context.wait, context.budget_s)
-    return [Figure(name, 1e6 * statistics.median(each), "us") for name, each in took.items()]
+        times = in_turn(calls, context.wait, context.budget_s)
+    return [Figure(name, 1e6 * statistics.median(durations), "us") for name, durations in times.items()]
 
 
 def copies(context: Context) -> list[Check | Figure]:
@@ -175,7 +175,7 @@ def copies(context: Context) -> list[Check | Figure]:
     require("torch")
     import torch
 
-    found: list[Check | Figure] = []
+    figures: list[Check | Figure] = []
     for size in (68, (16 if context.quick else 64) << 20):
         room = torch.empty(size, dtype=torch.uint8, pin_memory=context.cuda)
         there = torch.empty(size, dtype=torch.uint8, device=context.place)
@@ -190,14 +190,14 @@ def copies(context: Context) -> list[Check | Figure]:
             "down": lambda room=room, there=there: room.copy_(there, non_blocking=True),
             "up and down, waited for": both,
         }
-        took = in_turn(calls, context.wait, context.budget_s)
-        for way, each in took.items():
-            middle, settings = statistics.median(each), {"bytes": size}
+        times = in_turn(calls, context.wait, context.budget_s)
+        for way, durations in times.items():
+            middle, settings = statistics.median(durations), {"bytes": size}
             if size < 1024:
-                found.append(Figure(f"copy {way}", 1e6 * middle, "us", settings))
+                figures.append(Figure(f"copy {way}", 1e6 * middle, "us", settings))
             elif way != "up and down, waited for":
-                found.append(Figure(f"copy {way}", size / middle / 1e9, "GB/s", settings))
-    return found
+                figures.append(Figure(f"copy {way}", size / middle / 1e9, "GB/s", settings))
+    return figures
 
 
 def products(context: Context) -> list[Check | Figure]:
@@ -205,20 +205,20 @@ def products(context: Context) -> list[Check | Figure]:
     require("torch")
     import torch
 
-    found: list[Check | Figure] = []
+    figures: list[Check | Figure] = []
     for rows in (1, 1024, 2048 if context.quick else 16384):
         for units in (256, 1024):
             x, kernel = (torch.randn(n, units, device=context.place) for n in (rows, units))
             out = torch.empty(rows, units, device=context.place)
             with torch.inference_mode(), float32_products("ieee"):
-                took = in_turn(
+                times = in_turn(
                     {"mm": lambda x=x, kernel=kernel, out=out: torch.mm(x, kernel, out=out)},
                     context.wait,
                     context.budget_s,
                 )
-            rate = 2 * rows * units * units / statistics.median(took["mm"])
-            found.append(Figure("float32 product", rate / 1e9, "GFLOP/s", {"rows": rows, "units": units}))
-    return found
+            rate = 2 * rows * units * units / statistics.median(times["mm"])
+            figures.append(Figure("float32 product", rate / 1e9, "GFLOP/s", {"rows": rows, "units": units}))
+    return figures
 
 
 def memory(context: Context) -> list[Check | Figure]:
@@ -228,8 +228,8 @@ def memory(context: Context) -> list[Check | Figure]:
 
     size = (1 << 30) if context.cuda and not context.quick else (128 << 20)
     one, other = (torch.zeros(size // 4, device=context.place) for _ in range(2))
-    took = in_turn({"copy": lambda: other.copy_(one)}, context.wait, context.budget_s)
-    rate = 2 * size / statistics.median(took["copy"])
+    times = in_turn({"copy": lambda: other.copy_(one)}, context.wait, context.budget_s)
+    rate = 2 * size / statistics.median(times["copy"])
     return [Figure("copy within the device's memory", rate / 1e9, "GB/s", {"bytes": size})]
 
 

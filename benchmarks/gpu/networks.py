@@ -62,7 +62,7 @@ def dense(generator: np.random.Generator, rows: int, columns: int) -> Dense:
 
 def chain(shape: int | tuple[int, ...], *layers: Layer) -> Network:
     """Return a network of layers one after the other."""
-    return Network((("obs", shape),), tuple(Node(each, (n,)) for n, each in enumerate(layers)), len(layers))
+    return Network((("obs", shape),), tuple(Node(layer, (n,)) for n, layer in enumerate(layers)), len(layers))
 
 
 def actor(
@@ -160,7 +160,7 @@ def images(seed: int = 0) -> Network:
 def every_layer(seed: int = 0) -> dict[str, Network]:
     """Return a small network for every kind of layer and every activation."""
     r = random(seed)
-    found = {
+    networks = {
         "Dense": chain(9, dense(r, 9, 7)),
         "Dense without a bias": chain(9, Dense(normal(r, 9, 7))),
         "LayerNorm": chain(9, LayerNorm(normal(r, 9), normal(r, 9), 1e-5)),
@@ -184,20 +184,20 @@ def every_layer(seed: int = 0) -> dict[str, Network]:
     }
     # The type of a network is that of its arrays: an activation alone would compute in float32 only.
     same = Affine(np.ones(9, np.float32), np.zeros(9, np.float32))
-    found["Exp"] = chain(9, same, Exp())
-    found["ConstantRow"] = chain(9, ConstantRow(np.linspace(-1, 1, 4, dtype=np.float32)))
-    return found | {name: chain(9, same, Activation(name, 0.25)) for name in ACTIVATIONS}
+    networks["Exp"] = chain(9, same, Exp())
+    networks["ConstantRow"] = chain(9, ConstantRow(np.linspace(-1, 1, 4, dtype=np.float32)))
+    return networks | {name: chain(9, same, Activation(name, 0.25)) for name in ACTIVATIONS}
 
 
 def observations(network: Network, rows: int, seed: int = 1) -> Any:
     """Return observations for a network's inputs; states are not among them."""
     generator, slots = random(seed), {slot.name for slot in network.states}
-    given = {
+    inputs = {
         name: normal(generator, rows, *shape)
         for name, shape in network.input_shapes.items()
         if name not in slots
     }
-    return given if len(given) > 1 else next(iter(given.values()))
+    return inputs if len(inputs) > 1 else next(iter(inputs.values()))
 
 
 def task_actor(obs_dim: int, limit: float, seed: int = 0) -> Network:
@@ -253,23 +253,23 @@ def write_agents(folder: str | Path, count: int) -> list[str]:
     """Write TD3 agents for Pendulum-v1 as the TD3 authors' code names their tensors; return the paths."""
     import torch
 
-    made = []
+    paths = []
     for number in range(count):
         generator = torch.Generator().manual_seed(number)
 
         def part(
             sizes: Sequence[int], names: Sequence[str], generator: torch.Generator = generator
         ) -> dict[str, torch.Tensor]:
-            found = {}
+            tensors = {}
             for name, rows, columns in zip(names, sizes, sizes[1:], strict=False):
-                found[f"{name}.weight"] = torch.randn(columns, rows, generator=generator) * rows**-0.5
-                found[f"{name}.bias"] = torch.randn(columns, generator=generator) * 0.1
-            return found
+                tensors[f"{name}.weight"] = torch.randn(columns, rows, generator=generator) * rows**-0.5
+                tensors[f"{name}.bias"] = torch.randn(columns, generator=generator) * 0.1
+            return tensors
 
         actor_, q1, q2 = ("l1", "l2", "l3"), ("l1", "l2", "l3"), ("l4", "l5", "l6")
         both = part((4, 64, 64, 1), q1) | part((4, 64, 64, 1), q2)
         acting = part((3, 64, 64, 1), actor_)
         path = str(Path(folder) / f"agent-{number + 1}.pt")
         torch.save({"actor": acting, "critic": both}, path)
-        made.append(path)
-    return made
+        paths.append(path)
+    return paths

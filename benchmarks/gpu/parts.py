@@ -183,21 +183,21 @@ def run_part(part: Part, context: Context) -> dict[str, Any]:
     try:
         # A part with a process of its own may be for a library that PyTorch must not meet.
         with nullcontext() if part.fresh else context.current():
-            found = part.run(context)
+            results = part.run(context)
     except Absent as absent:
         record |= {"status": ABSENT, "error": scrubbed(str(absent))}
     except Exception as error:  # noqa: BLE001 - whatever fails is recorded, and the run goes on
         record["error"] = last_line(error)
     else:
-        record |= _documents(found)
+        record |= _documents(results)
     return record | {"seconds": round(time.perf_counter() - start, 3)}
 
 
-def _documents(found: Found) -> dict[str, Any]:
-    if isinstance(found, dict):
-        return {"status": MEASURED, "facts": found}
-    checks = [each.document() for each in found if isinstance(each, Check)]
-    figures = [each.document() for each in found if isinstance(each, Figure)]
+def _documents(results: Found) -> dict[str, Any]:
+    if isinstance(results, dict):
+        return {"status": MEASURED, "facts": results}
+    checks = [result.document() for result in results if isinstance(result, Check)]
+    figures = [result.document() for result in results if isinstance(result, Figure)]
     if not (checks or figures):
         return {"error": "the part returned neither a check nor a figure"}
     failed = any(check["status"] == FAILED for check in checks)
@@ -239,14 +239,14 @@ def float32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
 
     if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
         places = [torch.backends.cuda.matmul, torch.backends.cudnn.conv]
-        kept = [place.fp32_precision for place in places]
+        kept = [backend.fp32_precision for backend in places]
         try:
-            for place in places:
-                place.fp32_precision = precision
+            for backend in places:
+                backend.fp32_precision = precision
             yield
         finally:
-            for place, before in zip(places, kept, strict=True):
-                place.fp32_precision = before
+            for backend, before in zip(places, kept, strict=True):
+                backend.fp32_precision = before
         return
     earlier = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest" if precision == "ieee" else "high")
@@ -274,17 +274,17 @@ def backend(name: str) -> Any:
 
 def difference(found: Any, expected: Any) -> float:
     """Return the largest error, relative where the expected number is above 1; infinity for other shapes."""
-    ours, theirs = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-    if ours.shape != theirs.shape or not np.isfinite(ours).all():
+    actual_values, reference = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    if actual_values.shape != reference.shape or not np.isfinite(actual_values).all():
         return math.inf
-    return float((abs(ours - theirs) / np.maximum(1.0, abs(theirs))).max(initial=0.0))
+    return float((abs(actual_values - reference) / np.maximum(1.0, abs(reference))).max(initial=0.0))
 
 
 def unlike(found: Any, expected: Any) -> float:
     """Return how many elements are not the same bits; infinity for another shape or type."""
-    ours, theirs = np.asarray(found), np.asarray(expected)
-    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+    actual_array, expected_array = np.asarray(found), np.asarray(expected)
+    if actual_array.shape != expected_array.shape or actual_array.dtype != expected_array.dtype:
         return math.inf
-    bits = f"u{ours.dtype.itemsize}"
-    one, other = (np.ascontiguousarray(each).view(bits) for each in (ours, theirs))
+    bits = f"u{actual_array.dtype.itemsize}"
+    one, other = (np.ascontiguousarray(array).view(bits) for array in (actual_array, expected_array))
     return float((one != other).sum())

@@ -63,18 +63,20 @@ def pick(found: Iterable[Figure], name: str, **settings: int | str) -> Iterator[
 
 
 def _ratio(name: str, other: str, **settings: int | str) -> Callable[[Sequence[Figure]], float | None]:
-    def measured(found: Sequence[Figure]) -> float | None:
-        return next((f["beside"][other] for f in pick(found, name, **settings) if other in f["beside"]), None)
+    def measured(figures: Sequence[Figure]) -> float | None:
+        return next(
+            (f["beside"][other] for f in pick(figures, name, **settings) if other in f["beside"]), None
+        )
 
     return measured
 
 
 def _most(name: str, **settings: int | str) -> Callable[[Sequence[Figure]], float | None]:
-    return lambda found: max((f["value"] for f in pick(found, name, **settings)), default=None)
+    return lambda figures: max((f["value"] for f in pick(figures, name, **settings)), default=None)
 
 
-def _start(found: Sequence[Figure]) -> float | None:
-    faster = _ratio("from file to first action", "import torch / this")(found)
+def _start(figures: Sequence[Figure]) -> float | None:
+    faster = _ratio("from file to first action", "import torch / this")(figures)
     return 1 / faster if faster else None
 
 
@@ -104,10 +106,10 @@ GOALS = (
 
 def goals(result: Result) -> list[dict[str, Any]]:
     """Return the goals with what was measured; they bind on the H100's class and on full sizes alone."""
-    found, made = figures(result), []
+    measured_figures, documents = figures(result), []
     binding = bool(result["device"].get("hopper")) and not result["quick"]
     for goal in GOALS:
-        measured = goal.measured(found)
+        measured = goal.measured(measured_figures)
         if measured is None:
             status = NOT_MEASURED
         elif not binding:
@@ -115,7 +117,7 @@ def goals(result: Result) -> list[dict[str, Any]]:
         else:
             kept = measured >= goal.bound if goal.sense == "at least" else measured <= goal.bound
             status = KEPT if kept else BROKEN
-        made.append(
+        documents.append(
             {
                 "name": goal.name,
                 "measured": None if measured is None else finite(measured),
@@ -124,7 +126,7 @@ def goals(result: Result) -> list[dict[str, Any]]:
                 "status": status,
             }
         )
-    return made
+    return documents
 
 
 def number(value: float | None) -> str:
@@ -151,10 +153,10 @@ Row = tuple[str, ...]
 
 
 def _latency_rows(result: Result) -> Iterator[Row]:
-    found = figures(result)
-    for host in pick(found, "host arrays"):
+    measured = figures(result)
+    for host in pick(measured, "host arrays"):
         where = {name: host["settings"][name] for name in ("network", "rows")}
-        there = next(pick(found, "tensors on the device", **where), {"value": None, "beside": {}})
+        there = next(pick(measured, "tensors on the device", **where), {"value": None, "beside": {}})
         yield (
             str(where["network"]),
             f"{where['rows']:,}",
@@ -188,10 +190,10 @@ def _task_rows(result: Result) -> Iterator[Row]:
 
 def _best_task_rows(result: Result) -> Iterator[Row]:
     """Yield the row of the most steps per second of each task."""
-    found = [f for f in figures(result) if f["name"] == "steps on the device"]
-    best = {f["settings"]["task"]: f["settings"] for f in sorted(found, key=lambda f: f["value"])}
-    wanted = {(str(where["task"]), f"{where['rows']:,}") for where in best.values()}
-    yield from (row for row in _task_rows(result) if row[:2] in wanted)
+    rates = [f for f in figures(result) if f["name"] == "steps on the device"]
+    best = {f["settings"]["task"]: f["settings"] for f in sorted(rates, key=lambda f: f["value"])}
+    settings = {(str(where["task"]), f"{where['rows']:,}") for where in best.values()}
+    yield from (row for row in _task_rows(result) if row[:2] in settings)
 
 
 _TASKS = ("task", "rows", "steps/s", "x eager", "x without graphs")
@@ -240,9 +242,9 @@ def _group_rows(result: Result) -> Iterator[Row]:
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for record in (*result["checks"], *result["residency"]):
         groups.setdefault(record["group"], []).append(record)
-    for group, found in groups.items():
-        checks = [check for record in found for check in record["checks"]]
-        counts = [str(sum(record["status"] == status for record in found)) for status in _STATUSES]
+    for group, records in groups.items():
+        checks = [check for record in records for check in record["checks"]]
+        counts = [str(sum(record["status"] == status for record in records)) for status in _STATUSES]
         yield group, *counts, f"{sum(check['status'] == PASSED for check in checks)} of {len(checks)}"
 
 
@@ -252,24 +254,24 @@ _GROUPS = ("group", "parts passed", "failed", "absent", "checks passed")
 
 def troubles(result: Result) -> list[str]:
     """Return a line for every failed check, failed or absent part, and figure that was not measured."""
-    found = []
+    sentences = []
     for record in records(result):
         title = f"{record['group']}: {record['part']}"
         if record["error"]:
-            found.append(f"{record['status']}: {title}: {record['error']}")
+            sentences.append(f"{record['status']}: {title}: {record['error']}")
         for check in record["checks"]:
             if check["status"] == FAILED:
                 measured = "not finite" if check["measured"] is None else number(check["measured"])
                 bound = f"{check['sense']} {number(check['bound'])} {check['unit']}".strip()
                 note = f" ({check['note']})" if check["note"] else ""
-                found.append(f"failed: {title}: {check['name']}: {measured}, expected {bound}{note}")
+                sentences.append(f"failed: {title}: {check['name']}: {measured}, expected {bound}{note}")
         for figure in record["figures"]:
             if figure["value"] is None:
                 sizes = ", ".join(_plain(size) for size in figure["settings"].values())
                 reason = figure["note"].removeprefix("not measured: ")
-                found.append(f"not measured: {figure['name']} ({sizes}): {reason}")
-    found += [f"absent: {name}: {reason}" for name, reason in result["absent"].items()]
-    return sorted(found, key=lambda line: not line.startswith(FAILED))
+                sentences.append(f"not measured: {figure['name']} ({sizes}): {reason}")
+    sentences += [f"absent: {name}: {reason}" for name, reason in result["absent"].items()]
+    return sorted(sentences, key=lambda line: not line.startswith(FAILED))
 
 
 def headline(result: Result) -> str:
@@ -371,9 +373,9 @@ def measured_on_cuda(results: Iterable[Result]) -> bool:
 
 def kept_results(folder: Path) -> list[dict[str, Any]]:
     """Return the whole results of a folder: GPUs first, then by name."""
-    found = [json.loads(file.read_text("utf-8")) for file in sorted(folder.glob("*.json"))]
-    found = [result for result in found if whole(result)]
-    return sorted(found, key=lambda result: (result["device"]["kind"] != "cuda", slug(result)))
+    results = [json.loads(file.read_text("utf-8")) for file in sorted(folder.glob("*.json"))]
+    results = [result for result in results if whole(result)]
+    return sorted(results, key=lambda result: (result["device"]["kind"] != "cuda", slug(result)))
 
 
 def page(results: Sequence[Result]) -> str:
@@ -400,9 +402,9 @@ def _section(result: Result) -> str:
         "Checks": (_GROUPS, _group_rows(result), ""),
     }
     for title, (head, rows, text) in explained.items():
-        made = list(rows)
-        if made:
-            lines += [f"**{title}.** {text}".rstrip(), "", *_markdown(head, made), ""]
+        row_list = list(rows)
+        if row_list:
+            lines += [f"**{title}.** {text}".rstrip(), "", *_markdown(head, row_list), ""]
     reasons: dict[str, list[str]] = {}
     for line in troubles(result):
         title, _, reason = line.rpartition(": ")
@@ -439,14 +441,14 @@ Points = Sequence[tuple[float, float]]
 
 def plot(result: Result) -> str | None:
     """Return an SVG of latency and of steps per second by rows; None where nothing was measured."""
-    found = figures(result)
+    measured = figures(result)
     latency: dict[str, Points] = {}
-    for network in dict.fromkeys(str(f["settings"]["network"]) for f in pick(found, "host arrays")):
+    for network in dict.fromkeys(str(f["settings"]["network"]) for f in pick(measured, "host arrays")):
         for label, name in (("", "host arrays"), (" eager", "host arrays, eager PyTorch")):
-            latency[f"{network}{label}"] = _points(pick(found, name, network=network))
+            latency[f"{network}{label}"] = _points(pick(measured, name, network=network))
     rates: dict[str, Points] = {}
-    for task in dict.fromkeys(str(f["settings"]["task"]) for f in pick(found, "steps on the device")):
-        rates[task] = _points(pick(found, "steps on the device", task=task))
+    for task in dict.fromkeys(str(f["settings"]["task"]) for f in pick(measured, "steps on the device")):
+        rates[task] = _points(pick(measured, "steps on the device", task=task))
     panels = [("one call, us", latency), ("steps/s on the device", rates)]
     drawn = [_panel(title, lines, n) for n, (title, lines) in enumerate(panels) if any(lines.values())]
     if not drawn:
@@ -467,13 +469,13 @@ def plot(result: Result) -> str | None:
     )
 
 
-def _points(found: Iterable[Figure]) -> Points:
-    return sorted((float(f["settings"]["rows"]), float(f["value"])) for f in found)
+def _points(figures: Iterable[Figure]) -> Points:
+    return sorted((float(f["settings"]["rows"]), float(f["value"])) for f in figures)
 
 
-def _panel(title: str, lines: Mapping[str, Points], place: int) -> str:
+def _panel(title: str, lines: Mapping[str, Points], column: int) -> str:
     """Return one plot with logarithmic axes."""
-    left, top = _LEFT + place * (_PANEL_W + _GAP), _TOP
+    left, top = _LEFT + column * (_PANEL_W + _GAP), _TOP
     every = [point for points in lines.values() for point in points]
     across = _decades([x for x, _ in every])
     up = _decades([y for _, y in every])

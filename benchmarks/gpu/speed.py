@@ -39,18 +39,18 @@ def latencies(hidden: str) -> Callable[[Context], Found]:
 
         network = networks.actor(networks.HIDDEN[hidden])
         policy, module = context.build(network), networks.module(network).to(context.place)
-        found: Found = []
+        results: Found = []
         for rows in (1, 16, 256) if context.quick else ROWS:
             obs = networks.observations(network, rows)
             there = torch.from_numpy(obs).to(context.place)
             with torch.inference_mode(), float32_products("ieee"):
                 if (too_slow := _slow(lambda obs=obs: policy.step(obs))) is not None:
                     settings = {"network": hidden, "rows": rows}
-                    found.append(Figure("host arrays", None, "us", settings, note=too_slow))
+                    results.append(Figure("host arrays", None, "us", settings, note=too_slow))
                     continue
-                found += _host(context, policy, module, obs, hidden)
-                found += _on_device(context, policy, module, there, hidden, network)
-        return found
+                results += _host(context, policy, module, obs, hidden)
+                results += _on_device(context, policy, module, there, hidden, network)
+        return results
 
     return measure
 
@@ -59,19 +59,19 @@ def _slow(call: Callable[[], object]) -> str | None:
     call()
     start = time.perf_counter()
     call()
-    took = time.perf_counter() - start
-    return f"not measured: one call takes {took:.1f} s" if took > SLOWEST_CALL_S else None
+    elapsed_s = time.perf_counter() - start
+    return f"not measured: one call takes {elapsed_s:.1f} s" if elapsed_s > SLOWEST_CALL_S else None
 
 
 def _host(context: Context, policy: Any, module: Any, obs: np.ndarray, hidden: str) -> Iterator[Figure]:
     """Measure observations and actions as arrays of the host."""
     import torch
 
-    place = context.place
+    device = context.place
 
     def eager() -> np.ndarray:
-        found: np.ndarray = module(torch.from_numpy(obs).to(place)).cpu().numpy()
-        return found
+        actions: np.ndarray = module(torch.from_numpy(obs).to(device)).cpu().numpy()
+        return actions
 
     def copies() -> None:
         there.copy_(room, non_blocking=True)
@@ -79,18 +79,18 @@ def _host(context: Context, policy: Any, module: Any, obs: np.ndarray, hidden: s
         context.wait()
 
     room = torch.from_numpy(obs.copy())
-    action = module(room.to(place))
+    action = module(room.to(device))
     back = torch.empty(action.shape, dtype=action.dtype)
     if context.cuda:
         room, back = room.pin_memory(), back.pin_memory()
-    there = room.to(place)
+    there = room.to(device)
     calls: dict[str, Callable[[], object]] = {"ours": lambda: policy.step(obs), EAGER: eager}
     calls["copies and a wait alone"] = copies
-    took = in_turn(calls, context.wait, context.budget_s)
-    ours, plain, least = took.values()
-    middle = statistics.median(ours)
+    times = in_turn(calls, context.wait, context.budget_s)
+    own, plain, least = times.values()
+    middle = statistics.median(own)
     settings = {"network": hidden, "rows": len(obs)}
-    beside = {EAGER: ratio(plain, ours), LIMIT: ratio(least, ours)}
+    beside = {EAGER: ratio(plain, own), LIMIT: ratio(least, own)}
     yield Figure("host arrays", 1e6 * middle, "us", settings, beside)
     yield Figure("host arrays, eager PyTorch", 1e6 * statistics.median(plain), "us", settings)
 
@@ -132,13 +132,13 @@ def _on_device(
 
     if len(there) <= 16:
         calls = {name: waited(call) for name, call in calls.items()}
-    took = in_turn(calls, context.wait, context.budget_s)
-    ours, plain, least, gemm = took.values()
-    middle = statistics.median(ours)
+    times = in_turn(calls, context.wait, context.budget_s)
+    own, plain, least, gemm = times.values()
+    middle = statistics.median(own)
     # The rate of this actor's products as a share of the rate of one square product of its hidden units.
-    rate = networks.flops(network) / (2 * units * units) * ratio(gemm, ours)
+    rate = networks.flops(network) / (2 * units * units) * ratio(gemm, own)
     settings = {"network": hidden, "rows": len(there)}
-    beside = {EAGER: ratio(plain, ours), LIMIT: ratio(least, ours)}
+    beside = {EAGER: ratio(plain, own), LIMIT: ratio(least, own)}
     if len(there) >= 1024:  # fewer rows are no matrix for a rate
         beside["GEMM rate"] = rate
     yield Figure("tensors on the device", 1e6 * middle, "us", settings, beside)
@@ -150,7 +150,7 @@ def by_backend(name: str) -> Callable[[Context], Found]:
 
     def measure(context: Context) -> Found:
         module = backend(name)
-        found: Found = []
+        figures: Found = []
         network = networks.actor((256, 256))
         policy = module.build(network, "cpu")
         several = None
@@ -160,15 +160,17 @@ def by_backend(name: str) -> Callable[[Context], Found]:
             )
         sizes = [(policy, rows, 1) for rows in ((1, 64) if context.quick else ROWS)]
         sizes += [(several, rows, CHECKPOINTS) for rows in (1, 64) if several is not None]
-        for made, rows, members in sizes:
+        for built, rows, members in sizes:
             obs = networks.observations(network, rows * members)
-            with made.threads(1) if hasattr(made, "threads") else nullcontext():
-                took = in_turn(
-                    {"step": lambda made=made, obs=obs: made.step(obs)}, lambda: None, context.budget_s
+            with built.threads(1) if hasattr(built, "threads") else nullcontext():
+                times = in_turn(
+                    {"step": lambda policy=built, obs=obs: policy.step(obs)}, lambda: None, context.budget_s
                 )
             settings = {"network": "256x256", "rows": rows, "policies": members, "threads": 1}
-            found.append(Figure(f"{name} on the CPU", 1e6 * statistics.median(took["step"]), "us", settings))
-        return found
+            figures.append(
+                Figure(f"{name} on the CPU", 1e6 * statistics.median(times["step"]), "us", settings)
+            )
+        return figures
 
     return measure
 
@@ -188,14 +190,14 @@ def jax_latency(context: Context) -> Found:
             x = jnp.maximum(x @ kernel + bias, 0)
         return jnp.tanh(x @ weights[-1][0] + weights[-1][1])
 
-    found: Found = []
+    figures: Found = []
     for rows in (1, 64) if context.quick else ROWS:
         obs = networks.observations(network, rows)
-        took = in_turn({"step": lambda obs=obs: np.asarray(act(obs))}, lambda: None, context.budget_s)
+        times = in_turn({"step": lambda obs=obs: np.asarray(act(obs))}, lambda: None, context.budget_s)
         settings = {"network": "256x256", "rows": rows}
         name = f"jax.jit on {jax.default_backend()}"
-        found.append(Figure(name, 1e6 * statistics.median(took["step"]), "us", settings))
-    return found
+        figures.append(Figure(name, 1e6 * statistics.median(times["step"]), "us", settings))
+    return figures
 
 
 def loop_rate(policy: Any, environments: Any, episodes: int, budget_s: float) -> tuple[float, int]:
@@ -213,10 +215,10 @@ def loop_rate(policy: Any, environments: Any, episodes: int, budget_s: float) ->
     with suppress(Enough):
         rollouts(policy, environments, RolloutSpec(episodes), progress=progress)
     # Steps that a report at the end repeats do not count: the last stamps may be equal.
-    (begun, first), (ended, last) = stamps[0], stamps[-1]
-    if last <= first or ended <= begun:
+    (began, first), (ended, last) = stamps[0], stamps[-1]
+    if last <= first or ended <= began:
         raise RuntimeError(f"{len(stamps)} progress reports are too few to time the rollout")
-    return (last - first) / (ended - begun), last - first
+    return (last - first) / (ended - began), last - first
 
 
 def task_rates(env: str) -> Callable[[Context], Found]:
@@ -226,26 +228,26 @@ def task_rates(env: str) -> Callable[[Context], Found]:
         require("torch")
         obs_dim, limit = TASKS[env]
         network = networks.task_actor(obs_dim, limit)
-        found: Found = []
+        figures: Found = []
         rate = math.inf
         for rows in (64, 256) if context.quick else TASK_ROWS:
             settings = {"task": env, "rows": rows}
             if 200 * rows / rate > SLOWEST_TASK_S:
                 note = f"not measured: 200 steps would take {200 * rows / rate:.0f} s"
-                found.append(Figure("steps on the device", None, "steps/s", settings, note=note))
+                figures.append(Figure("steps on the device", None, "steps/s", settings, note=note))
                 continue
             with task(env, rows) as environments:
                 starts = time.perf_counter()
                 (getattr(environments, "task", None) or environments.program).starts(np.arange(rows))
                 starts = time.perf_counter() - starts
-                each = max(2, min(8, 32768 // rows))
+                factor = max(2, min(8, 32768 // rows))
                 options: dict[str, dict[str, Any]] = {"ours": {}}
                 if context.cuda:
                     options["no graphs"] = {"graphs": False}
                 rates = {}
                 for name, more in options.items():
                     policy = context.build(network, **more)
-                    rates[name], timed = loop_rate(policy, environments, each * rows, 5 * context.budget_s)
+                    rates[name], timed = loop_rate(policy, environments, factor * rows, 5 * context.budget_s)
                     if name == "ours":
                         rate, steps = rates[name], timed
             beside = {"the same without graphs": rate / rates["no graphs"]} if context.cuda else {}
@@ -253,8 +255,8 @@ def task_rates(env: str) -> Callable[[Context], Found]:
                 beside[EAGER] = rate / plain_pendulum(context, network, rows)
             settings |= {"steps": steps}
             note = f"start states: {starts:.2f} s on the host, not timed"
-            found.append(Figure("steps on the device", rate, "steps/s", settings, beside, note))
-        return found
+            figures.append(Figure("steps on the device", rate, "steps/s", settings, beside, note))
+        return figures
 
     return measure
 
@@ -263,10 +265,10 @@ def plain_pendulum(context: Context, network: Network, rows: int) -> float:
     """Return the steps per second of Pendulum in a loop of eager PyTorch that counts returns alone."""
     import torch
 
-    module, place = networks.module(network).to(context.place), context.place
-    angle = torch.rand(rows, dtype=torch.float64, device=place)
-    speed = torch.zeros(rows, dtype=torch.float64, device=place)
-    returns = torch.zeros(rows, dtype=torch.float64, device=place)
+    module, device = networks.module(network).to(context.place), context.place
+    angle = torch.rand(rows, dtype=torch.float64, device=device)
+    speed = torch.zeros(rows, dtype=torch.float64, device=device)
+    returns = torch.zeros(rows, dtype=torch.float64, device=device)
 
     def step() -> None:
         nonlocal angle, speed, returns
@@ -278,8 +280,8 @@ def plain_pendulum(context: Context, network: Network, rows: int) -> float:
         angle = angle + speed * 0.05
 
     with torch.inference_mode(), _one_thread(context):
-        took = in_turn({"step": step}, context.wait, context.budget_s)["step"]
-    return rows / statistics.median(took)
+        durations = in_turn({"step": step}, context.wait, context.budget_s)["step"]
+    return rows / statistics.median(durations)
 
 
 def _one_thread(context: Context) -> Any:
@@ -301,7 +303,7 @@ def _one_thread(context: Context) -> Any:
 
 def host_engines(context: Context) -> Found:
     """Measure Pendulum stepped on the host: in arrays, by Gymnasium's objects; and MuJoCo's HalfCheetah."""
-    found: Found = []
+    figures: Found = []
     plays: Mapping[str, tuple[str, int, Network]] = {
         "pendulum.batch": ("Pendulum-v1", 64 if context.quick else 1024, networks.task_actor(3, 2.0)),
         "gymnasium": ("Pendulum-v1", 8 if context.quick else 128, networks.task_actor(3, 2.0)),
@@ -319,10 +321,10 @@ def host_engines(context: Context) -> Found:
                     )
                     played = rollouts(policy, environments, RolloutSpec(rows))[0]
             except Absent as absent:
-                found.append(Figure(title, None, "steps/s", settings, note=str(absent)))
+                figures.append(Figure(title, None, "steps/s", settings, note=str(absent)))
                 continue
-            found.append(Figure(title, played.steps_per_s, "steps/s", settings))
-    return found
+            figures.append(Figure(title, played.steps_per_s, "steps/s", settings))
+    return figures
 
 
 def checkpoints_at_once(context: Context) -> Found:
@@ -341,19 +343,19 @@ def checkpoints_at_once(context: Context) -> Found:
         return [evaluate(path, env, how).rollout.returns for path in paths]
 
     def together() -> list[np.ndarray]:
-        found = sweep(paths, env, how)
-        if found.failed:
-            raise RuntimeError(str(found.failed[0].error))
-        return [each.rollout.returns for each in found.evaluations]
+        results = sweep(paths, env, how)
+        if results.failed:
+            raise RuntimeError(str(results.failed[0].error))
+        return [evaluation.rollout.returns for evaluation in results.evaluations]
 
-    each = zip(apart(), together(), strict=True)
-    unequal = statistics.median(middle_difference(ours, alone) for alone, ours in each)
-    took = _rounds({"apart": apart, "together": together}, 1 if context.quick else 2)
+    pairs = zip(apart(), together(), strict=True)
+    unequal = statistics.median(middle_difference(joint, alone) for alone, joint in pairs)
+    times = _rounds({"apart": apart, "together": together}, 1 if context.quick else 2)
     settings = {"task": env, "checkpoints": count, "episodes": how.episodes}
-    beside = {"one by one": ratio(took["apart"], took["together"])}
+    beside = {"one by one": ratio(times["apart"], times["together"])}
     return [
         Check("returns beside one by one", unequal, RETURN_TOLERANCE),
-        Figure("a sweep of checkpoint files", statistics.median(took["together"]), "s", settings, beside),
+        Figure("a sweep of checkpoint files", statistics.median(times["together"]), "s", settings, beside),
     ]
 
 
@@ -374,21 +376,21 @@ def members_at_once(context: Context) -> Found:
 
     apart()
     together()
-    took = _rounds({"apart": apart, "together": together}, 1 if context.quick else 2)
+    times = _rounds({"apart": apart, "together": together}, 1 if context.quick else 2)
     settings = {"task": "Pendulum-v1", "checkpoints": count, "episodes": play.episodes}
-    beside = {"one by one": ratio(took["apart"], took["together"])}
+    beside = {"one by one": ratio(times["apart"], times["together"])}
     name = "a stack of policies without files"
-    return [Figure(name, statistics.median(took["together"]), "s", settings, beside)]
+    return [Figure(name, statistics.median(times["together"]), "s", settings, beside)]
 
 
 def _rounds(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
             start = time.perf_counter()
             call()
-            found[name].append(time.perf_counter() - start)
-    return found
+            times[name].append(time.perf_counter() - start)
+    return times
 
 
 PARTS = (

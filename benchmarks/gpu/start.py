@@ -59,20 +59,20 @@ def first_action(context: Context) -> Found:
         FIRST: [_OURS, path, device],
         PLAIN: [_PLAIN, path, device],
     }
-    took: dict[str, list[float]] = {name: [] for name in programs}
+    times: dict[str, list[float]] = {name: [] for name in programs}
     for number in range(3 if context.quick else 5):
         for name, (program, *arguments) in programs.items():
             start = time.perf_counter()
             _run(program, arguments)
             if number:  # the first fills the page cache
-                took[name].append(time.perf_counter() - start)
-    found: Found = []
-    for name, each in took.items():
+                times[name].append(time.perf_counter() - start)
+    figures: Found = []
+    for name, durations in times.items():
         beside = {}
         if name == FIRST:
-            beside = {f"{other} / this": ratio(took[other], each) for other in (IMPORT, READY, PLAIN)}
-        found.append(Figure(name, statistics.median(each), "s", {"rounds": len(each)}, beside))
-    return found
+            beside = {f"{other} / this": ratio(times[other], durations) for other in (IMPORT, READY, PLAIN)}
+        figures.append(Figure(name, statistics.median(durations), "s", {"rounds": len(durations)}, beside))
+    return figures
 
 
 def _run(program: str, arguments: list[str]) -> None:
@@ -90,17 +90,17 @@ def command(context: Context) -> Found:
     paths = networks.write_agents(context.folder, count)
     common = ["eval", "--env", "Pendulum-v1", "--engine", "device", "--backend", "torch", "--quiet"]
     common += ["--device", str(context.place), "--episodes", "5"]
-    took: dict[str, list[float]] = {"one": [], "all": []}
+    times: dict[str, list[float]] = {"one": [], "all": []}
     for _ in range(1 if context.quick else 2):
-        for name, given in {"one": paths[:1], "all": paths}.items():
+        for name, files in {"one": paths[:1], "all": paths}.items():
             start = time.perf_counter()
             program = "import sys; from ckpttool.cli import main; sys.argv[0] = 'ckpttool'; sys.exit(main())"
-            _run(program, [*common, *given])
-            took[name].append(time.perf_counter() - start)
-    apart = count * min(took["one"])
+            _run(program, [*common, *files])
+            times[name].append(time.perf_counter() - start)
+    apart = count * min(times["one"])
     settings = {"checkpoints": count, "episodes": 5}
-    beside = {"as many commands (one of them timed)": apart / min(took["all"])}
-    return [Figure("ckpttool eval of all files, one command", min(took["all"]), "s", settings, beside)]
+    beside = {"as many commands (one of them timed)": apart / min(times["all"])}
+    return [Figure("ckpttool eval of all files, one command", min(times["all"]), "s", settings, beside)]
 
 
 PARTS = (

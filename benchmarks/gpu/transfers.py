@@ -48,10 +48,10 @@ def _profiled(context: Context, work: Callable[[], object]) -> Counts:
     from torch.profiler import ProfilerActivity, profile
 
     context.wait()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         work()
         context.wait()
-    counts = [(each.key, each.count) for each in found.key_averages()]
+    counts = [(item.key, item.count) for item in profiler.key_averages()]
 
     def number(*names: str) -> int:
         return sum(count for name, count in counts if name.startswith(names))
@@ -70,28 +70,28 @@ def _dispatched(work: Callable[[], object]) -> Counts:
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    seen = {"up": 0, "down": 0}
+    copies = {"up": 0, "down": 0}
 
     class Calls(TorchFunctionMode):
         """Counts calls that would be copies if the device were another."""
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            name, given = getattr(function, "__name__", ""), kwargs or {}
-            placed = given.get("device") is not None or any(isinstance(a, torch.device | str) for a in args)
-            seen["down"] += name in _READS
-            seen["up"] += name == "cuda" or (name == "to" and placed)
-            return function(*args, **given)
+            name, inputs = getattr(function, "__name__", ""), kwargs or {}
+            placed = inputs.get("device") is not None or any(isinstance(a, torch.device | str) for a in args)
+            copies["down"] += name in _READS
+            copies["up"] += name == "cuda" or (name == "to" and placed)
+            return function(*args, **inputs)
 
     class Operations(TorchDispatchMode):
         """Counts tensors that are made of the host's numbers."""
 
         def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen["up"] += operation.overloadpacket.__name__ in _MADE
+            copies["up"] += operation.overloadpacket.__name__ in _MADE
             return operation(*args, **(kwargs or {}))
 
     with Calls(), Operations():
         work()
-    return Counts(seen["up"], seen["down"], seen["down"])
+    return Counts(copies["up"], copies["down"], copies["down"])
 
 
 def counting(context: Context) -> Found:
@@ -114,34 +114,34 @@ def counting(context: Context) -> Found:
         return inferred
 
     work(1)()
-    found = counted(context, work(7)).beyond(counted(context, work(2)), 5)
-    if context.cuda and not any(found):
+    counts = counted(context, work(7)).beyond(counted(context, work(2)), 5)
+    if context.cuda and not any(counts):
         raise Absent("the profiler records no copies on this machine")
     return [
-        Check("copies up that are counted", found.up, 1, "at least"),
-        Check("copies down that are counted", found.down, 1, "at least"),
-        Check("waits that are counted", found.waits, 1, "at least"),
+        Check("copies up that are counted", counts.up, 1, "at least"),
+        Check("copies down that are counted", counts.down, 1, "at least"),
+        Check("waits that are counted", counts.waits, 1, "at least"),
     ]
 
 
 def _rollout(context: Context, policy: Any, environments: Any, rounds: int) -> Counts:
     """Return the counts of the beginning of a rollout: so many times a hundred steps."""
-    seen = 0
+    count = 0
 
     def progress(*_: int) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == rounds:
+        nonlocal count
+        count += 1
+        if count == rounds:
             raise Enough
 
     def work() -> None:
         with suppress(Enough):
             rollouts(policy, environments, RolloutSpec(16), progress=progress)
 
-    found = counted(context, work)
-    if seen != rounds:
-        raise RuntimeError(f"the rollout ended after {seen} looks of {rounds}")
-    return found
+    counts = counted(context, work)
+    if count != rounds:
+        raise RuntimeError(f"the rollout ended after {count} looks of {rounds}")
+    return counts
 
 
 def in_the_loop(env: str) -> Callable[[Context], Found]:
@@ -154,14 +154,14 @@ def in_the_loop(env: str) -> Callable[[Context], Found]:
         with task(env, 4) as environments:
             _rollout(context, policy, environments, 1)  # warm: comparisons, libraries
             few, many = (_rollout(context, policy, environments, rounds) for rounds in (SHORT, LONG))
-        each = many.beyond(few, LONG - SHORT)
+        counts = many.beyond(few, LONG - SHORT)
         note = f"{LONG} times a hundred steps beside {SHORT}"
         return [
-            Check("copies to the device, each hundred steps", each.up, 0, note=note),
-            Check("copies to the host, each hundred steps", each.down, READS, note=note),
+            Check("copies to the device, each hundred steps", counts.up, 0, note=note),
+            Check("copies to the host, each hundred steps", counts.down, READS, note=note),
             # The host must look whether episodes are finished: a count of none would be blind.
             Check("copies to the host that are counted", many.down, 1, "at least"),
-            Check("waits, each hundred steps", each.waits, WAITS, note=note),
+            Check("waits, each hundred steps", counts.waits, WAITS, note=note),
         ]
 
     return check
@@ -201,11 +201,11 @@ def step_copies(context: Context) -> Found:
     def calls(count: int) -> Callable[[], object]:
         return lambda: [policy.step(obs) for _ in range(count)]
 
-    each = counted(context, calls(30)).beyond(counted(context, calls(10)), 20)
+    counts = counted(context, calls(30)).beyond(counted(context, calls(10)), 20)
     return [
-        Check("copies up, each call", each.up, 1),
-        Check("copies down, each call", each.down, 1),
-        Check("waits, each call", each.waits, 1),
+        Check("copies up, each call", counts.up, 1),
+        Check("copies down, each call", counts.down, 1),
+        Check("waits, each call", counts.waits, 1),
     ]
 
 

@@ -44,10 +44,10 @@ def commands(out: Path, steps: int, updates: int, options: Sequence[str]) -> Ite
         yield [*train, "--out", str(folder), *resumed, *options]
         if number == len(LEGS):
             return
-        written, wanted = f"{folder}/ckpt-{number * steps}{leg.suffix}", LEGS[number]
-        start = f"{out}/converted_{number}/ckpt-{number * steps}{wanted.suffix}"
+        written, next_leg = f"{folder}/ckpt-{number * steps}{leg.suffix}", LEGS[number]
+        start = f"{out}/converted_{number}/ckpt-{number * steps}{next_leg.suffix}"
         Path(start).parent.mkdir(parents=True, exist_ok=True)
-        to = "torch" if wanted.suffix else "tf"
+        to = "torch" if next_leg.suffix else "tf"
         yield ["-m", "ckpttool", "convert", written, start, "--to", to]
         if updates:
             yield ["-m", "ckpttool", "verify", written, start, "--train-step", "--steps", str(updates)]

@@ -87,10 +87,10 @@ def _sb3(package: str, kind: str, policy: str | Callable[[], Any] = "MlpPolicy",
     low, high = more.pop("low", -2.0), more.pop("high", 2.0)
 
     def write(path: Path, obs: np.ndarray) -> tuple[str, Any]:
-        given = {name: value() if callable(value) else value for name, value in more.items()}
+        arguments = {name: value() if callable(value) else value for name, value in more.items()}
         named = policy if isinstance(policy, str) else policy()
         model = getattr(importlib.import_module(package), kind)(
-            named, _box_env(low, high), device="cpu", seed=0, **given
+            named, _box_env(low, high), device="cpu", seed=0, **arguments
         )
         scrambled(model.policy)
         model.save(f"{path}.zip")
@@ -232,8 +232,8 @@ def _wrapped(config: str, wrap: Callable[[Any], Any], *, normalize: bool = False
     return write
 
 
-def _wrapper(module: str, name: str, **given: Any) -> Callable[[Any], Any]:
-    return lambda env: getattr(importlib.import_module(module), name)(env, **given)
+def _wrapper(module: str, name: str, **arguments: Any) -> Callable[[Any], Any]:
+    return lambda env: getattr(importlib.import_module(module), name)(env, **arguments)
 
 
 def zoo() -> Iterator[Agent]:
@@ -277,7 +277,7 @@ def zoo() -> Iterator[Agent]:
     )
 
 
-def _tianshou(kind: str, activation: str = "ReLU", **given: Any) -> Any:
+def _tianshou(kind: str, activation: str = "ReLU", **args: Any) -> Any:
     def write(path: Path, obs: np.ndarray) -> tuple[str, Any]:
         torch = importlib.import_module("torch")
         common = importlib.import_module("tianshou.utils.net.common")
@@ -286,11 +286,11 @@ def _tianshou(kind: str, activation: str = "ReLU", **given: Any) -> Any:
         spaces = importlib.import_module("gymnasium").spaces
         box = spaces.Box(np.full(ACT, -2, np.float32), np.full(ACT, 2, np.float32))
         net = common.Net(state_shape=(OBS,), hidden_sizes=[16, 8], activation=getattr(torch.nn, activation))
-        made = {"max_action": 2.0} | given
+        built = {"max_action": 2.0} | args
         if kind == "deterministic":
-            actor = continuous.ContinuousActorDeterministic(preprocess_net=net, action_shape=(ACT,), **made)
+            actor = continuous.ContinuousActorDeterministic(preprocess_net=net, action_shape=(ACT,), **built)
         else:
-            actor = continuous.ContinuousActorProbabilistic(preprocess_net=net, action_shape=(ACT,), **given)
+            actor = continuous.ContinuousActorProbabilistic(preprocess_net=net, action_shape=(ACT,), **args)
         inputs = OBS if kind == "ppo" else OBS + ACT
         q = common.Net(state_shape=(inputs,), hidden_sizes=[16, 8], activation=getattr(torch.nn, activation))
         critic = continuous.ContinuousCritic(preprocess_net=q)
@@ -304,8 +304,8 @@ def _tianshou(kind: str, activation: str = "ReLU", **given: Any) -> Any:
         scrambled(whole)
         torch.save(whole.state_dict(), f"{path}.pth")
         with torch.no_grad():
-            found = actor(obs)[0]
-            raw = found[0] if isinstance(found, tuple) else found
+            output = actor(obs)[0]
+            raw = output[0] if isinstance(output, tuple) else output
             raw = torch.tanh(raw) if kind == "sac" else raw
 
         class Mapped(base.Policy):  # type: ignore[misc, name-defined]
@@ -361,8 +361,8 @@ def _d3rlpy(kind: str, suffix: str = ".d3", **given: Any) -> Any:
     return write
 
 
-def _encoder(**given: Any) -> Callable[[Any], Any]:
-    return lambda d3: d3.models.VectorEncoderFactory(hidden_units=[16, 8], **given)
+def _encoder(**arguments: Any) -> Callable[[Any], Any]:
+    return lambda d3: d3.models.VectorEncoderFactory(hidden_units=[16, 8], **arguments)
 
 
 def d3rlpy() -> Iterator[Agent]:
@@ -397,17 +397,17 @@ def _rsl_rl(activation: str = "elu", *, norm: bool = False) -> Any:
         torch = importlib.import_module("torch")
         tensors = importlib.import_module("tensordict")
         model = importlib.import_module("rsl_rl.models").MLPModel
-        seen = tensors.TensorDict({"policy": torch.from_numpy(obs)}, batch_size=[len(obs)])
+        observed = tensors.TensorDict({"policy": torch.from_numpy(obs)}, batch_size=[len(obs)])
         groups = {"actor": ["policy"], "critic": ["policy"]}
         common = {"hidden_dims": [16, 8], "activation": activation, "obs_normalization": norm}
         spread = {"class_name": "GaussianDistribution", "init_std": 1.0, "std_type": "scalar"}
-        actor = model(seen, groups, "actor", ACT, distribution_cfg=spread, **common)
-        critic = model(seen, groups, "critic", 1, **common)
-        for each in (actor, critic):
-            scrambled(each)
+        actor = model(observed, groups, "actor", ACT, distribution_cfg=spread, **common)
+        critic = model(observed, groups, "critic", 1, **common)
+        for network in (actor, critic):
+            scrambled(network)
             if norm:
-                each.obs_normalizer.update(torch.from_numpy(obs) * 3 + 1)
-                each.eval()
+                network.obs_normalizer.update(torch.from_numpy(obs) * 3 + 1)
+                network.eval()
         saved = {
             "actor_state_dict": actor.state_dict(),
             "critic_state_dict": critic.state_dict(),
@@ -416,7 +416,7 @@ def _rsl_rl(activation: str = "elu", *, norm: bool = False) -> Any:
         }
         torch.save(saved, f"{path}.pt")
         with torch.no_grad():
-            return f"{path}.pt", actor(seen).numpy()
+            return f"{path}.pt", actor(observed).numpy()
 
     return write
 
@@ -441,16 +441,16 @@ def _skrl(activation: str, head: str, *, norm: bool = False) -> Any:
         value.net = nn.Sequential(nn.Linear(OBS, 16), kind(), nn.Linear(16, 1))
         scrambled(policy)
         saved = {"policy": policy.state_dict(), "value": value.state_dict()}
-        seen = torch.from_numpy(obs)
+        observed = torch.from_numpy(obs)
         if norm:
             scalers = importlib.import_module("skrl.resources.preprocessors.torch")
             scaler = scalers.RunningStandardScaler(size=OBS, device="cpu")
-            scaler(seen * 3 + 1, train=True)
+            scaler(observed * 3 + 1, train=True)
             saved["state_preprocessor"] = scaler.state_dict()
-            seen = scaler(seen)
+            observed = scaler(observed)
         torch.save(saved, f"{path}.pt")
         with torch.no_grad():
-            mean = policy.net(seen)
+            mean = policy.net(observed)
         return f"{path}.pt", (2 * torch.tanh(mean) if head == "tanh" else mean).numpy()
 
     return write
@@ -489,15 +489,15 @@ def _program(kind: str, activation: str = "relu") -> Any:
     def write(path: Path, obs: np.ndarray) -> tuple[str, Any]:
         torch = importlib.import_module("torch")
         sizes, wide = (OBS, 16, 8, ACT), (OBS + ACT, 16, 8, 1)
-        seen, nn = torch.from_numpy(obs), torch.nn
+        observed, nn = torch.from_numpy(obs), torch.nn
         if kind in ("fujimoto", "fujimoto_folder"):
             module, run = chain(("l1", "l2", "l3"), sizes, activation)
             scrambled(module)
             torch.save(module.state_dict(), f"{path}_actor")
             critic, _ = chain(("l1", "l2", "l3"), wide, "relu")
             torch.save(critic.state_dict(), f"{path}_critic")
-            found = 2 * torch.tanh(run(seen))
-            return f"{path}_actor", found.detach().numpy()
+            output = 2 * torch.tanh(run(observed))
+            return f"{path}_actor", output.detach().numpy()
         if kind in ("cleanrl_td3", "cleanrl_sac"):
             last = "fc_mu" if kind == "cleanrl_td3" else "fc_mean"
             module, run = chain(("fc1", "fc2", last), sizes, activation)
@@ -510,7 +510,7 @@ def _program(kind: str, activation: str = "relu") -> Any:
             torch.save(
                 (module.state_dict(), critic.state_dict(), critic.state_dict()), f"{path}.cleanrl_model"
             )
-            return f"{path}.cleanrl_model", (torch.tanh(run(seen)) * 2 + 1).detach().numpy()
+            return f"{path}.cleanrl_model", (torch.tanh(run(observed)) * 2 + 1).detach().numpy()
         if kind == "cleanrl_ppo":
             whole = nn.Module()
             whole.actor_mean = nn.Sequential(
@@ -520,7 +520,7 @@ def _program(kind: str, activation: str = "relu") -> Any:
             whole.actor_logstd = nn.Parameter(torch.zeros(1, ACT))
             scrambled(whole)
             torch.save(whole.state_dict(), f"{path}.cleanrl_model")
-            return f"{path}.cleanrl_model", whole.actor_mean(seen).clamp(-2, 2).detach().numpy()
+            return f"{path}.cleanrl_model", whole.actor_mean(observed).clamp(-2, 2).detach().numpy()
         if kind == "spinningup_ddpg":
             whole = nn.Module()
             whole.pi, whole.q = nn.Module(), nn.Module()
@@ -530,7 +530,7 @@ def _program(kind: str, activation: str = "relu") -> Any:
             whole.q.q = nn.Sequential(nn.Linear(OBS + ACT, 16), nn.ReLU(), nn.Linear(16, 1), nn.Identity())
             scrambled(whole)
             torch.save(whole.state_dict(), f"{path}.pt")
-            return f"{path}.pt", (2 * whole.pi.pi(seen)).detach().numpy()
+            return f"{path}.pt", (2 * whole.pi.pi(observed)).detach().numpy()
         whole = nn.Module()  # spinningup_ppo
         whole.pi, whole.v = nn.Module(), nn.Module()
         whole.pi.log_std = nn.Parameter(torch.zeros(ACT))
@@ -540,7 +540,7 @@ def _program(kind: str, activation: str = "relu") -> Any:
         whole.v.v_net = nn.Sequential(nn.Linear(OBS, 16), nn.Tanh(), nn.Linear(16, 1), nn.Identity())
         scrambled(whole)
         torch.save(whole.state_dict(), f"{path}.pt")
-        return f"{path}.pt", whole.pi.mu_net(seen).detach().numpy()
+        return f"{path}.pt", whole.pi.mu_net(observed).detach().numpy()
 
     return write
 
@@ -572,8 +572,8 @@ def generators() -> dict[str, tuple[str, Callable[[], Iterator[Agent]]]]:
         "variants": variants.variants,
         "keras": tf_actors.keras_actors,
     }
-    found = {name: (MODULES[name], each) for name, each in own.items()}
-    return found | {name: (libraries.MODULES[name], each) for name, each in libraries.LIBRARIES.items()}
+    by_library = {name: (MODULES[name], generator) for name, generator in own.items()}
+    return by_library | {name: (libraries.MODULES[name], item) for name, item in libraries.LIBRARIES.items()}
 
 
 def available(library: str) -> bool:

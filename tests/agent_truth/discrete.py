@@ -84,8 +84,8 @@ def _scramble(*modules: Any) -> None:
 
 def _spaces(counts: tuple[int, ...] = ()) -> tuple[Any, Any]:
     spaces = _module("gymnasium").spaces
-    seen = spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
-    return seen, spaces.MultiDiscrete(counts) if counts else spaces.Discrete(ACTIONS)
+    observation_space = spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
+    return observation_space, spaces.MultiDiscrete(counts) if counts else spaces.Discrete(ACTIONS)
 
 
 def _tensor(obs: np.ndarray) -> Any:
@@ -105,10 +105,10 @@ def _chosen(scores: Any, counts: tuple[int, ...] = (ACTIONS,)) -> np.ndarray:
 def _sb3(package: str, kind: str, counts: tuple[int, ...] = (), **more: Any) -> Any:
     def write(path: Path, obs: np.ndarray) -> Outputs:
         gymnasium, torch = _module("gymnasium"), _module("torch")
-        seen, acts = _spaces(counts)
+        space, acts = _spaces(counts)
 
         class Env(gymnasium.Env):  # type: ignore[misc, name-defined]
-            observation_space, action_space = seen, acts
+            observation_space, action_space = space, acts
 
         kwargs = {"net_arch": list(HIDDEN), "activation_fn": torch.nn.ELU}
         model = getattr(_module(package), kind)(
@@ -153,11 +153,11 @@ def _tianshou(kind: str) -> Any:
             whole = algorithms.DQN(policy=policy, optim=optim, target_update_freq=9)
         elif kind in ("c51", "rainbow"):
             linear = {"linear_layer": discrete.NoisyLinear} if kind == "rainbow" else {}
-            dueling = tuple({**each, **linear} for each in streams) if linear else None
+            dueling = tuple({**stream, **linear} for stream in streams) if linear else None
             model = net(action_shape=(ACTIONS,), num_atoms=ATOMS, softmax=True, dueling_param=dueling)
             policy = modules("c51").C51Policy(model=model, action_space=acts, **support)
-            made = algorithms.RainbowDQN if linear else algorithms.C51
-            whole = made(policy=policy, optim=optim, target_update_freq=9)
+            algorithm = algorithms.RainbowDQN if linear else algorithms.C51
+            whole = algorithm(policy=policy, optim=optim, target_update_freq=9)
         elif kind == "qrdqn":
             model = net(action_shape=(ACTIONS,), num_atoms=ATOMS)
             policy = modules("qrdqn").QRDQNPolicy(model=model, action_space=acts)
@@ -189,15 +189,15 @@ def _tianshou(kind: str) -> Any:
         torch.save(whole.state_dict(), f"{path}.pth")
         whole.eval()
         with torch.no_grad():
-            found = policy(_module("tianshou.data").Batch(obs=obs, info={}))
+            result = policy(_module("tianshou.data").Batch(obs=obs, info={}))
             if kind == "ppo":
                 scores = actor(obs)[0]
             elif kind == "fqf":
-                weights = found.fractions.taus[:, 1:] - found.fractions.taus[:, :-1]
-                scores = (weights[:, None] * found.logits).sum(2)
+                weights = result.fractions.taus[:, 1:] - result.fractions.taus[:, :-1]
+                scores = (weights[:, None] * result.logits).sum(2)
             else:
-                scores = policy.compute_q_value(found.logits, None)
-        return Outputs(f"{path}.pth", np.asarray(found.act), scores)
+                scores = policy.compute_q_value(result.logits, None)
+        return Outputs(f"{path}.pth", np.asarray(result.act), scores)
 
     return write
 
@@ -254,9 +254,9 @@ def _rl_policy(kind: str, counts: tuple[int, ...] = (), **config: Any) -> Any:
         settings = settings.training(
             model={"fcnet_hiddens": list(HIDDEN), "fcnet_activation": "elu"}, **config
         ).environment(ENV)
-        given = settings.to_dict() | {"num_gpus": 0, "__policy_id": "default_policy"}
+        inputs = settings.to_dict() | {"num_gpus": 0, "__policy_id": "default_policy"}
         modules = _module(f"ray.rllib.algorithms.{kind}.{kind}_torch_policy")
-        policy = getattr(modules, f"{kind.upper()}TorchPolicy")(*_spaces(counts), given)
+        policy = getattr(modules, f"{kind.upper()}TorchPolicy")(*_spaces(counts), inputs)
         _scramble(policy.model)
         policy.export_checkpoint(str(path.absolute()))
         actions, _, _ = policy.compute_actions(obs, explore=False)
@@ -328,8 +328,8 @@ def _torchrl(kind: str) -> Any:
         torch.save(actor.state_dict(), f"{path}.pt")
         exploration = _module("torchrl.envs.utils")
         with torch.no_grad(), exploration.set_exploration_type(exploration.ExplorationType.DETERMINISTIC):
-            given = _module("tensordict").TensorDict({"observation": _tensor(obs)}, [len(obs)])
-            actions = actor(given)["action"]
+            inputs = _module("tensordict").TensorDict({"observation": _tensor(obs)}, [len(obs)])
+            actions = actor(inputs)["action"]
             scores = net(_tensor(obs))
         if kind == "atoms":
             scores = (scores.softmax(1) * support[:, None]).sum(1)
@@ -373,10 +373,10 @@ def _agilerl(kind: str) -> Any:
 def _skrl(kind: str) -> Any:
     def write(path: Path, obs: np.ndarray) -> Outputs:
         torch, models = _module("torch"), _module("skrl.utils.model_instantiators.torch")
-        seen, acts = _spaces()
+        space, acts = _spaces()
         inputs = {"input": "STATES" if hasattr(models, "Shape") else "OBSERVATIONS"}
         layers = [{"name": "net", **inputs, "layers": list(HIDDEN), "activations": "elu"}]
-        common = {"observation_space": seen, "action_space": acts, "device": "cpu", "network": layers}
+        common = {"observation_space": space, "action_space": acts, "device": "cpu", "network": layers}
         make = {"dqn": models.deterministic_model, "ppo": models.categorical_model}[kind]
         net = make(**common, output="ACTIONS")
         net.compute({"states": _tensor(obs), "observations": _tensor(obs)}, "policy")  # makes the layers
@@ -426,9 +426,9 @@ def _rl_games(counts: tuple[int, ...] = ()) -> Any:
         document["params"]["config"] = {"normalize_input": True}
         (path / "config.yaml").write_text(yaml.safe_dump(document))
         with torch.no_grad():
-            given = {"is_train": False, "prev_actions": None, "obs": _tensor(obs), "rnn_states": None}
-            logits = model.a2c_network({**given, "obs": model.norm_obs(given["obs"])})[0]
-            chosen = model(given)["logits"]  # and normalises the observations in `given`
+            inputs = {"is_train": False, "prev_actions": None, "obs": _tensor(obs), "rnn_states": None}
+            logits = model.a2c_network({**inputs, "obs": model.norm_obs(inputs["obs"])})[0]
+            chosen = model(inputs)["logits"]  # and normalises the observations in `given`
         # algos_torch/players.py, PpoPlayerDiscrete.get_action: the largest, of several ones of each.
         chosen = torch.cat(chosen, -1) if counts else chosen
         scores = torch.cat(logits, -1) if counts else logits
@@ -477,25 +477,25 @@ def _tf_agents(kind: str) -> Any:
 
         tensors, ts = _module("tf_agents.specs.tensor_spec"), _module("tf_agents.trajectories.time_step")
         networks, agents = "tf_agents.networks", "tf_agents.agents"
-        seen = tensors.TensorSpec((OBS,), tf.float32, "observation")
+        spec = tensors.TensorSpec((OBS,), tf.float32, "observation")
         acts = tensors.BoundedTensorSpec((), tf.int32, 0, ACTIONS - 1, "action")
-        steps, adam = ts.time_step_spec(seen), tf.keras.optimizers.Adam(1e-3)
+        steps, adam = ts.time_step_spec(spec), tf.keras.optimizers.Adam(1e-3)
         layers = {"fc_layer_params": HIDDEN, "activation_fn": tf.keras.activations.elu}
         if kind == "dqn":
-            net = _module(f"{networks}.q_network").QNetwork(seen, acts, **layers)
+            net = _module(f"{networks}.q_network").QNetwork(spec, acts, **layers)
             agent = _module(f"{agents}.dqn.dqn_agent").DqnAgent(steps, acts, q_network=net, optimizer=adam)
         elif kind == "c51":
             net = _module(f"{networks}.categorical_q_network").CategoricalQNetwork(
-                seen, acts, num_atoms=ATOMS, **layers
+                spec, acts, num_atoms=ATOMS, **layers
             )
             agent = _module(f"{agents}.categorical_dqn.categorical_dqn_agent").CategoricalDqnAgent(
                 steps, acts, categorical_q_network=net, optimizer=adam
             )
         else:
             actor = _module(f"{networks}.actor_distribution_network").ActorDistributionNetwork(
-                seen, acts, **layers
+                spec, acts, **layers
             )
-            value = _module(f"{networks}.value_network").ValueNetwork(seen, **layers)
+            value = _module(f"{networks}.value_network").ValueNetwork(spec, **layers)
             agent = _module(f"{agents}.ppo.ppo_clip_agent").PPOClipAgent(
                 steps, acts, optimizer=adam, actor_net=actor, value_net=value, normalize_observations=False
             )
@@ -589,8 +589,8 @@ def _spinningup(kind: str) -> Any:
 
     def write(path: Path, obs: np.ndarray) -> Outputs:
         torch, spaces = _module("torch"), _module("gym").spaces
-        seen, acts = spaces.Box(-np.inf, np.inf, (OBS,), np.float32), spaces.Discrete(ACTIONS)
-        agent = _module(f"spinup.algos.pytorch.{kind}.core").MLPActorCritic(seen, acts, HIDDEN, torch.nn.ELU)
+        space, acts = spaces.Box(-np.inf, np.inf, (OBS,), np.float32), spaces.Discrete(ACTIONS)
+        agent = _module(f"spinup.algos.pytorch.{kind}.core").MLPActorCritic(space, acts, HIDDEN, torch.nn.ELU)
         _scramble(agent)
         file = path / "pyt_save" / "model.pt"
         file.parent.mkdir(parents=True)
@@ -693,11 +693,11 @@ def main(folder: Path, *names: str) -> None:
             continue
         if not importable(agent.module):
             continue
-        found = agent.write(folder / title, observations(agent.shape))
-        for end, array in (("actions", found.actions), ("scores", found.scores)):
-            held = array.detach() if hasattr(array, "detach") else array
-            np.save(folder / f"{title}.{end}.npy", np.asarray(held))
-        document = {"name": name, "file": found.file, "known": list(agent.known.items()), "env": agent.env}
+        written = agent.write(folder / title, observations(agent.shape))
+        for end, array in (("actions", written.actions), ("scores", written.scores)):
+            detached = array.detach() if hasattr(array, "detach") else array
+            np.save(folder / f"{title}.{end}.npy", np.asarray(detached))
+        document = {"name": name, "file": written.file, "known": list(agent.known.items()), "env": agent.env}
         (folder / f"{title}.json").write_text(json.dumps(document))
 
 

@@ -93,9 +93,9 @@ def _rl_module(kind: str, *, normed: float | None = None, alone: bool = False, *
             episode = _module("ray.rllib.env.single_agent_episode").SingleAgentEpisode
             rows = [MEAN + np.sqrt(VAR) * row for row in np.random.default_rng(3).normal(size=(50, OBS))]
 
-            def through(each: np.ndarray, *, learns: bool) -> np.ndarray:
+            def through(array: np.ndarray, *, learns: bool) -> np.ndarray:
                 one = episode(
-                    observations=[each.astype(np.float32)], observation_space=seen, action_space=acts
+                    observations=[array.astype(np.float32)], observation_space=seen, action_space=acts
                 )
                 connector._update_stats = learns
                 connector(rl_module=module, batch={}, episodes=[one], explore=False, shared_data={})
@@ -148,19 +148,19 @@ def _rl_policy(kind: str, *, normed: bool = False, **config: Any) -> Write:
 
     def write(path: Path, obs: np.ndarray) -> tuple[str, Any]:
         library = _module(f"ray.rllib.algorithms.{kind}")
-        made = getattr(library, f"{kind.upper()}Config")()
-        made = made.api_stack(
+        built = getattr(library, f"{kind.upper()}Config")()
+        built = built.api_stack(
             enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
         ).framework("torch")
-        made = made.training(**config).environment("Pendulum-v1")
-        seen, acts = _boxes(-1, 3)
-        given = made.to_dict() | {"num_gpus": 0, "__policy_id": "default_policy"}
+        built = built.training(**config).environment("Pendulum-v1")
+        space, acts = _boxes(-1, 3)
+        settings = built.to_dict() | {"num_gpus": 0, "__policy_id": "default_policy"}
         class_ = (
             _module("ray.rllib.algorithms.ppo.ppo_torch_policy").PPOTorchPolicy
             if kind == "ppo"
             else _module("ray.rllib.algorithms.sac.sac_torch_policy").SACTorchPolicy
         )
-        policy = class_(seen, acts, given)
+        policy = class_(space, acts, settings)
         scrambled(policy.model)
         policy.export_checkpoint(str(path.absolute()))
         actions, _, _ = policy.compute_actions(obs, explore=False)
@@ -192,38 +192,38 @@ def rllib_policies() -> Iterator[Agent]:
 # --- rl_games -------------------------------------------------------------------------------------------
 
 
-def _rl_games(*, normed: bool = False, sac: bool = False, config: bool = False, **given: Any) -> Write:
+def _rl_games(*, normed: bool = False, sac: bool = False, config: bool = False, **arguments: Any) -> Write:
     def write(path: Path, obs: np.ndarray) -> tuple[str, Any]:
         torch, yaml = _torch(), _module("yaml")
         builders = _module("rl_games.algos_torch.network_builder")
         models = _module("rl_games.algos_torch.models")
-        seen = torch.from_numpy(obs)
+        observed = torch.from_numpy(obs)
         mlp = {
             "units": [16, 8],
-            "activation": given.get("activation", "elu"),
+            "activation": arguments.get("activation", "elu"),
             "initializer": {"name": "default"},
-            "d2rl": given.get("d2rl", False),
+            "d2rl": arguments.get("d2rl", False),
         }
         if sac:
             continuous: dict[str, Any] = {}
         else:
             continuous = {
                 "continuous": {
-                    "mu_activation": given.get("mu_activation", "None"),
+                    "mu_activation": arguments.get("mu_activation", "None"),
                     "sigma_activation": "None",
                     "mu_init": {"name": "default"},
                     "sigma_init": {"name": "const_initializer", "val": 0},
-                    "fixed_sigma": given.get("fixed_sigma", True),
+                    "fixed_sigma": arguments.get("fixed_sigma", True),
                 }
             }
         network = {
             "name": "actor_critic",
-            "separate": given.get("separate", False),
+            "separate": arguments.get("separate", False),
             "space": continuous,
             "mlp": mlp,
         }
-        if given.get("normalization"):
-            network["normalization"] = given["normalization"]
+        if arguments.get("normalization"):
+            network["normalization"] = arguments["normalization"]
         builder = builders.A2CBuilder()
         builder.load(network)
         model = models.ModelA2CContinuousLogStd(builder).build(
@@ -268,7 +268,7 @@ def _rl_games(*, normed: bool = False, sac: bool = False, config: bool = False, 
                 {
                     "is_train": False,
                     "prev_actions": None,
-                    "obs": seen,
+                    "obs": observed,
                     "rnn_states": None,
                 }
             )["mus"]
@@ -313,8 +313,8 @@ def _elegantrl(
             own = getattr(torch.nn, activation)
             name = "net_s" if hasattr(actor, "net_s") else "net"
             net = getattr(actor, name)
-            for number, each in enumerate(net):
-                if isinstance(each, torch.nn.ReLU):
+            for number, layer in enumerate(net):
+                if isinstance(layer, torch.nn.ReLU):
                     net[number] = own()
         torch.manual_seed(0)
         scrambled(actor)
@@ -377,14 +377,14 @@ def _pfrl(kind: str, activation: str = "ReLU", *, normed: bool = False) -> Write
             model = pfrl.nn.Branched(policy, value)
             scrambled(model)
             torch.save(model.state_dict(), path / "model.pt")
-            seen = x
+            observed = x
             if normed:
                 normalizer = pfrl.nn.EmpiricalNormalization(OBS, clip_threshold=5)
                 normalizer.experience(torch.from_numpy((MEAN + np.sqrt(VAR) * obs).astype(np.float32)))
                 torch.save(normalizer.state_dict(), path / "obs_normalizer.pt")
-                seen = normalizer(x, update=False)
+                observed = normalizer(x, update=False)
             with torch.no_grad():
-                return str(path / "model.pt"), policy(seen).mean.numpy()
+                return str(path / "model.pt"), policy(observed).mean.numpy()
         policy = nn.Sequential(
             nn.Linear(OBS, 16),
             function(),
@@ -421,14 +421,14 @@ def _torchrl(activation: str, *, tanh: bool, form: str = "actor", normed: bool =
     def write(path: Path, obs: np.ndarray) -> tuple[str, Any]:
         torch = _torch()
         modules, tensors = _module("torchrl.modules"), _module("tensordict.nn")
-        made = modules.MLP(
+        network = modules.MLP(
             in_features=OBS,
             out_features=2 * ACT,
             num_cells=[16, 8],
             activation_class=getattr(torch.nn, activation),
         )
-        scrambled(made)
-        net = torch.nn.Sequential(made, modules.NormalParamExtractor())
+        scrambled(network)
+        net = torch.nn.Sequential(network, modules.NormalParamExtractor())
         low, high = torch.full((ACT,), -1.0), torch.full((ACT,), 3.0)
         actor = modules.ProbabilisticActor(
             tensors.TensorDictModule(net, ["observation"], ["loc", "scale"]),
@@ -449,8 +449,8 @@ def _torchrl(activation: str, *, tanh: bool, form: str = "actor", normed: bool =
         torch.save(saved, f"{path}.pt")
         exploration = _module("torchrl.envs.utils")
         with torch.no_grad(), exploration.set_exploration_type(exploration.ExplorationType.DETERMINISTIC):
-            found = actor(_module("tensordict").TensorDict({"observation": x}, [len(x)]))
-        return f"{path}.pt", found["action"].numpy()
+            output = actor(_module("tensordict").TensorDict({"observation": x}, [len(x)]))
+        return f"{path}.pt", output["action"].numpy()
 
     return write
 
@@ -493,15 +493,15 @@ def _rsl_rl(
 ) -> Write:
     def write(path: Path, obs: np.ndarray) -> tuple[str, Any]:
         torch, models = _torch(), _module("rsl_rl.models")
-        seen = _module("tensordict").TensorDict({"policy": torch.from_numpy(obs)}, batch_size=[len(obs)])
+        observed = _module("tensordict").TensorDict({"policy": torch.from_numpy(obs)}, batch_size=[len(obs)])
         groups = {name: ["policy"] for name in ("actor", "critic", "student", "teacher")}
         common = {"hidden_dims": [16, 8], "activation": activation, "obs_normalization": normed, **more}
         roles = ("student", "teacher") if distilled else ("actor", "critic")
         first = getattr(models, class_)(
-            seen, groups, roles[0], ACT, distribution_cfg=dict(distribution), **common
+            observed, groups, roles[0], ACT, distribution_cfg=dict(distribution), **common
         )
         second = models.MLPModel(
-            seen,
+            observed,
             groups,
             roles[1],
             ACT if distilled else 1,
@@ -509,14 +509,14 @@ def _rsl_rl(
             activation=activation,
             obs_normalization=normed,
         )
-        for each in (first, second):
-            scrambled(each)
+        for network in (first, second):
+            scrambled(network)
             if normed:
                 for _ in range(3):
-                    each.obs_normalizer.update(torch.from_numpy(obs) * 3 + 1)
-            each.eval()
+                    network.obs_normalizer.update(torch.from_numpy(obs) * 3 + 1)
+            network.eval()
         saved = {
-            f"{role}_state_dict": each.state_dict() for role, each in zip(roles, (first, second), strict=True)
+            f"{role}_state_dict": net.state_dict() for role, net in zip(roles, (first, second), strict=True)
         }
         saved |= {"optimizer_state_dict": {"state": {}, "param_groups": []}, "iter": 3, "infos": None}
         (path / "params").mkdir(parents=True)
@@ -527,7 +527,7 @@ def _rsl_rl(
                 _module("yaml").safe_dump({roles[0]: one, roles[1]: one | {"class_name": "MLPModel"}})
             )
         with torch.no_grad():
-            return str(path / "model_3.pt"), first(seen).numpy()
+            return str(path / "model_3.pt"), first(observed).numpy()
 
     return write
 
@@ -565,13 +565,13 @@ def _skrl(
 
     def write(path: Path, obs: np.ndarray) -> tuple[str, Any]:
         torch = _torch()
-        made = _module("skrl.utils.model_instantiators.torch")
-        seen, acts = _boxes(-2, 2)
+        instantiators = _module("skrl.utils.model_instantiators.torch")
+        space, acts = _boxes(-2, 2)
         layers = [{"name": "net", "input": "OBSERVATIONS", "layers": [16, 8], "activations": activation}]
-        common = {"observation_space": seen, "state_space": seen, "action_space": acts, "device": "cpu"}
+        common = {"observation_space": space, "state_space": space, "action_space": acts, "device": "cpu"}
         last = f"{output}(ACTIONS)" if output else "ACTIONS"
         if shared:
-            both = made.shared_model(
+            both = instantiators.shared_model(
                 **common,
                 structure=["GaussianMixin", "DeterministicMixin"],
                 roles=["policy", "value"],
@@ -584,11 +584,11 @@ def _skrl(
             both.init_state_dict(role="policy")
             both.init_state_dict(role="value")
         else:
-            maker = made.gaussian_model if kind == "gaussian" else made.deterministic_model
+            maker = instantiators.gaussian_model if kind == "gaussian" else instantiators.deterministic_model
             policy = maker(**common, network=layers, output=last, clip_actions=False)
-            value = made.deterministic_model(**common, network=layers, output="ONE")
-        for each in (policy, value):
-            each.compute({"observations": torch.from_numpy(obs), "states": torch.from_numpy(obs)}, "policy")
+            value = instantiators.deterministic_model(**common, network=layers, output="ONE")
+        for net in (policy, value):
+            net.compute({"observations": torch.from_numpy(obs), "states": torch.from_numpy(obs)}, "policy")
         scrambled(policy)
         if value is not policy:
             scrambled(value)
@@ -613,8 +613,8 @@ def _skrl(
             x = scaler(x)
         torch.save(saved, f"{path}.pt")
         with torch.no_grad():
-            found = policy.act({"observations": x, "states": x}, role="policy")
-            action = found[-1].get("mean_actions", found[0]) if kind == "gaussian" else found[0]
+            outputs = policy.act({"observations": x, "states": x}, role="policy")
+            action = outputs[-1].get("mean_actions", outputs[0]) if kind == "gaussian" else outputs[0]
         return f"{path}.pt", action.numpy()
 
     return write
@@ -671,7 +671,7 @@ def d3rlpy_more() -> Iterator[Agent]:
         )
 
     both = {"observation_scaler": standard, "action_scaler": actions}
-    for name, kind, low, high, given in (
+    for name, kind, low, high, arguments in (
         ("td3_min_max", "TD3", -1, 1, {"observation_scaler": between}),
         ("sac_standard", "SAC", -1, 1, {"observation_scaler": standard}),
         ("sac_both", "SAC", -2, 3, both),
@@ -691,13 +691,13 @@ def d3rlpy_more() -> Iterator[Agent]:
         ("plas", "PLAS", -1, 1, {}),
         ("bcq", "BCQ", -1, 1, {}),
     ):
-        yield Agent(f"d3rlpy_more_{name}", _d3rlpy(kind, **given), low, high)
+        yield Agent(f"d3rlpy_more_{name}", _d3rlpy(kind, **arguments), low, high)
 
 
 # --- Tianshou -------------------------------------------------------------------------------------------
 
 
-def _tianshou(kind: str, activation: str = "ReLU", form: str = "state", **given: Any) -> Write:
+def _tianshou(kind: str, activation: str = "ReLU", form: str = "state", **arguments: Any) -> Write:
     """Write an algorithm of Tianshou 2: its state_dict, its policy whole, or with statistics beside it."""
 
     def write(path: Path, obs: np.ndarray) -> tuple[str, Any]:
@@ -714,7 +714,7 @@ def _tianshou(kind: str, activation: str = "ReLU", form: str = "state", **given:
 
         if kind == "ppo":
             actor = continuous.ContinuousActorProbabilistic(
-                preprocess_net=net(), action_shape=(ACT,), unbounded=True, **given
+                preprocess_net=net(), action_shape=(ACT,), unbounded=True, **arguments
             )
             from_modules = _module("tianshou.algorithm.modelfree.reinforce").ProbabilisticActorPolicy
             dist = lambda pair: torch.distributions.Independent(torch.distributions.Normal(*pair), 1)  # noqa: E731
@@ -723,13 +723,13 @@ def _tianshou(kind: str, activation: str = "ReLU", form: str = "state", **given:
                 dist_fn=dist,
                 action_space=acts,
                 deterministic_eval=True,
-                action_bound_method=given.pop("bound", "clip"),
+                action_bound_method=arguments.pop("bound", "clip"),
             )
             critic = continuous.ContinuousCritic(preprocess_net=net())
             whole = algorithms.PPO(policy=policy, critic=critic, optim=optim)
         elif kind == "sac":
             actor = continuous.ContinuousActorProbabilistic(
-                preprocess_net=net(), action_shape=(ACT,), unbounded=True, conditioned_sigma=True, **given
+                preprocess_net=net(), action_shape=(ACT,), unbounded=True, conditioned_sigma=True, **arguments
             )
             policy = _module("tianshou.algorithm.modelfree.sac").SACPolicy(actor=actor, action_space=acts)
             critics = [continuous.ContinuousCritic(preprocess_net=net(OBS + ACT)) for _ in range(2)]
@@ -743,7 +743,7 @@ def _tianshou(kind: str, activation: str = "ReLU", form: str = "state", **given:
             )
         else:
             actor = continuous.ContinuousActorDeterministic(
-                preprocess_net=net(), action_shape=(ACT,), max_action=given.get("max_action", 3.0)
+                preprocess_net=net(), action_shape=(ACT,), max_action=arguments.get("max_action", 3.0)
             )
             policy = _module("tianshou.algorithm.modelfree.ddpg").ContinuousDeterministicPolicy(
                 actor=actor, action_space=acts, exploration_noise=None
@@ -766,8 +766,8 @@ def _tianshou(kind: str, activation: str = "ReLU", form: str = "state", **given:
             torch.save(whole.state_dict(), file)
         whole.eval()
         with torch.no_grad():
-            found = policy(data(obs=x, info={})).act
-        return str(file), policy.map_action(found.numpy())
+            actions = policy(data(obs=x, info={})).act
+        return str(file), policy.map_action(actions.numpy())
 
     return write
 
@@ -811,8 +811,8 @@ def _dict_sb3(package: str, kind: str, **more: Any) -> Write:
             }
         )
         env.reset = lambda **_: (env.observation_space.sample(), {})
-        given = {name: value() if callable(value) else value for name, value in more.items()}
-        model = getattr(_module(package), kind)("MultiInputPolicy", env, device="cpu", seed=0, **given)
+        arguments = {name: value() if callable(value) else value for name, value in more.items()}
+        model = getattr(_module(package), kind)("MultiInputPolicy", env, device="cpu", seed=0, **arguments)
         scrambled(model.policy)
         model.save(f"{path}.zip")
         return f"{path}.zip", model.predict(

@@ -94,10 +94,10 @@ def _wrong(case: dict[str, Any], file: Path, assumed: tuple[str, ...], named: tu
     it is that very fact that was assumed.
     """
     words = {"activation": "activations", "head": "action map"}
-    told = all(any(words.get(each, each) in line for line in (*assumed, *named)) for each in case["known"])
+    record = all(any(words.get(fact, fact) in line for line in (*assumed, *named)) for fact in case["known"])
     if case.get("open") and _names(case, (*assumed, *named)):
         return NAMED if named else WRONG_ASSUMED
-    if case["known"] and told:
+    if case["known"] and record:
         try:
             difference, _, _ = _played(case, file, case["known"])
         except CkpttoolError:
@@ -141,9 +141,9 @@ def _played(
     facts = AgentFacts(activations=names, head=known.get("head")) if known else NO_FACTS
     if case["env"] is not None:
         wrappers = (known["wrapper"],) if "wrapper" in known else None
-        found = evaluate(case["file"], protocol=Protocol(1, wrappers=wrappers), facts=facts)
-        entries, truth = found.ledger, case["return"]
-        difference = abs(float(found.rollout.returns[0]) - truth) / max(1.0, abs(truth))
+        results = evaluate(case["file"], protocol=Protocol(1, wrappers=wrappers), facts=facts)
+        entries, truth = results.ledger, case["return"]
+        difference = abs(float(results.rollout.returns[0]) - truth) / max(1.0, abs(truth))
         # Rounding is amplified in 200 steps of a pendulum.
         difference = 0.0 if difference <= 1e-3 else difference
     else:
@@ -159,8 +159,8 @@ def _played(
         played, _ = numpy_backend.build(network, "cpu").step(_observed(obs, agent.front(part.title)), ())
         difference = float(np.abs(played - truth).max() / max(1.0, np.abs(truth).max()))
         entries = (*agent.ledger, *assumptions)
-    assumed = tuple(dict.fromkeys(each.sentence for each in entries if each.use == "assumed"))
-    return difference, assumed, tuple(each.sentence for each in entries if each.open)
+    assumed = tuple(dict.fromkeys(entry.sentence for entry in entries if entry.use == "assumed"))
+    return difference, assumed, tuple(entry.sentence for entry in entries if entry.open)
 
 
 def _row(bound: float | list[float]) -> list[float]:
@@ -173,7 +173,7 @@ def _observed(obs: np.ndarray, front: PolicyEncoder | None) -> np.ndarray | dict
     if front is None:
         return obs
     ends = np.cumsum([stream.size for stream in front.streams])[:-1]
-    return {s.name: each for s, each in zip(front.streams, np.split(obs, ends, axis=1), strict=True)}
+    return {s.name: part for s, part in zip(front.streams, np.split(obs, ends, axis=1), strict=True)}
 
 
 def recorded() -> dict[str, Verdict]:
@@ -184,8 +184,8 @@ def recorded() -> dict[str, Verdict]:
 
 def record(verdicts: Sequence[Verdict]) -> None:
     """Put the verdicts among those that are recorded."""
-    found = {**recorded(), **{each.agent: each for each in verdicts}}
-    lines = [each.line for each in sorted(found.values(), key=lambda v: (v.library, v.agent))]
+    rows = {**recorded(), **{verdict.agent: verdict for verdict in verdicts}}
+    lines = [row.line for row in sorted(rows.values(), key=lambda v: (v.library, v.agent))]
     RESULTS.write_text("\n".join(["agent\tlibrary\tstate\twords", *lines]) + "\n")
 
 
@@ -205,16 +205,16 @@ def main() -> None:
         "--folder", metavar="FOLDER", help="judge agents that are there already (tf_libraries)"
     )
     parser.add_argument("--record", action="store_true", help="write the results into results.tsv")
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made:
-        folder = asked.folder or made
-        absent = [] if asked.folder else make(Path(folder), asked.libraries.split(","))
-        verdicts = [each for each in judged(Path(folder)) if fnmatch.fnmatchcase(each.agent, asked.only)]
-    for each in verdicts:
-        say(f"{each.agent:32} {each.state:32} {each.words[:100]}")
-    say(", ".join(f"{count} {state}" for state, count in Counter(each.state for each in verdicts).items()))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or temporary
+        absent = [] if options.folder else make(Path(folder), options.libraries.split(","))
+        verdicts = [row for row in judged(Path(folder)) if fnmatch.fnmatchcase(row.agent, options.only)]
+    for verdict in verdicts:
+        say(f"{verdict.agent:32} {verdict.state:32} {verdict.words[:100]}")
+    say(", ".join(f"{count} {state}" for state, count in Counter(row.state for row in verdicts).items()))
     if absent:
         say(f"not installed: {', '.join(absent)}")
-    if asked.record:
+    if options.record:
         record(verdicts)
-    sys.exit(any(each.state in FAULTS for each in verdicts))
+    sys.exit(any(verdict.state in FAULTS for verdict in verdicts))

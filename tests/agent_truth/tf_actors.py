@@ -38,7 +38,7 @@ class Actor(NamedTuple):
     bound: float = 100.0
     known: Mapping[str, str] = {}
     feed: Callable[[np.ndarray], Any] = lambda obs: obs
-    choose: Callable[[Any], Any] = lambda found: found
+    choose: Callable[[Any], Any] = lambda output: output
     open: str = ""
     whole: str = ""
     loaded: Sequence[str] = ()
@@ -119,19 +119,19 @@ def chain(*layers: Any, last: str = "linear") -> Build:
     """Return what builds a Sequential: numbers and (number, activation) are dense layers."""
 
     def build(keras: Any) -> Any:
-        found = [each(keras) if callable(each) else keras.layers.Dense(*_pair(each)) for each in layers]
-        return keras.Sequential([keras.Input((OBS,)), *found, keras.layers.Dense(ACT, last, name="out")])
+        stack = [spec(keras) if callable(spec) else keras.layers.Dense(*_pair(spec)) for spec in layers]
+        return keras.Sequential([keras.Input((OBS,)), *stack, keras.layers.Dense(ACT, last, name="out")])
 
     return build
 
 
-def _pair(given: Any) -> Any:
-    return given if isinstance(given, tuple) else (given, "relu")
+def _pair(spec: Any) -> Any:
+    return spec if isinstance(spec, tuple) else (spec, "relu")
 
 
-def layer(name: str, *given: Any, **more: Any) -> Callable[[Any], Any]:
+def layer(name: str, *arguments: Any, **more: Any) -> Callable[[Any], Any]:
     """Return what builds a layer of keras.layers."""
-    return lambda keras: getattr(keras.layers, name)(*given, **more)
+    return lambda keras: getattr(keras.layers, name)(*arguments, **more)
 
 
 def ending(*layers: Callable[[Any], Any], last: str = "tanh") -> Build:
@@ -140,7 +140,7 @@ def ending(*layers: Callable[[Any], Any], last: str = "tanh") -> Build:
     def build(keras: Any) -> Any:
         dense = keras.layers.Dense
         own = [dense(16, "relu"), dense(8, "relu"), dense(ACT, last)]
-        return keras.Sequential([keras.Input((OBS,)), *own, *(each(keras) for each in layers)])
+        return keras.Sequential([keras.Input((OBS,)), *own, *(make_layer(keras) for make_layer in layers)])
 
     return build
 
@@ -149,8 +149,8 @@ def functional(body: Callable[[Any, Any], Any], inputs: Callable[[Any], Any] | N
     """Return what builds a functional model of a function from `keras` and the input."""
 
     def build(keras: Any) -> Any:
-        given = keras.Input((OBS,)) if inputs is None else inputs(keras)
-        return keras.Model(given, body(keras, given))
+        start = keras.Input((OBS,)) if inputs is None else inputs(keras)
+        return keras.Model(start, body(keras, start))
 
     return build
 
@@ -447,12 +447,12 @@ def _split_dict(obs: np.ndarray) -> Any:
     return {"position": obs[:, :3], "velocity": obs[:, 3:]}
 
 
-def _first(found: Any) -> Any:
-    return found[0]
+def _first(output: Any) -> Any:
+    return output[0]
 
 
-def _second(found: Any) -> Any:
-    return found[1]
+def _second(output: Any) -> Any:
+    return output[1]
 
 
 def actors() -> Iterator[Actor]:
@@ -497,11 +497,11 @@ def actors() -> Iterator[Actor]:
         yield Actor(f"act_{name}", chain((16, name), (8, name)), ("keras", "saved"))
     yield Actor("weights_elu", chain((16, "elu")), WEIGHTS, known={"activation": "elu", "head": "identity"})
     yield Actor("gelu_tanh", chain((16, "linear"), layer("Activation", "gelu")), WHOLE)
-    for name, given in {
+    for name, arguments in {
         "LeakyReLU": {}, "PReLU": {}, "ELU": {"alpha": 0.5}, "Softmax": {}, "ReLU": {},
     }.items():  # fmt: skip
         yield Actor(
-            f"layer_{name.lower()}", chain((16, None), layer(name, **given)), ("keras", "h5", "saved")
+            f"layer_{name.lower()}", chain((16, None), layer(name, **arguments)), ("keras", "h5", "saved")
         )
     yield Actor("relu_max", chain((16, None), layer("ReLU", max_value=0.5)), WHOLE)
     yield Actor("relu_slope", chain((16, None), layer("ReLU", negative_slope=0.3)), WHOLE)
@@ -564,7 +564,7 @@ def actors() -> Iterator[Actor]:
                 known=straight, feed=_split_dict, open=ORDER)  # fmt: skip
     yield Actor("mean_log_std", functional(_heads), everywhere, known=straight, choose=_first)
     yield Actor("log_std_mean", functional(_heads_turned), everywhere, known=straight, choose=_second)
-    halves = {"known": straight, "open": "different sizes", "choose": lambda found: found[:, :ACT]}
+    halves = {"known": straight, "open": "different sizes", "choose": lambda output: output[:, :ACT]}
     yield Actor("split_head", functional(lambda k, x: _dense(k, 2 * ACT, None)(_two_hidden(k, x))),
                 everywhere, **halves)  # fmt: skip
     policy = relu | {"head": "unit_tanh"}

@@ -57,8 +57,8 @@ def _ppo(kind: str, low: Any, high: Any, **more: Any) -> Any:
         observation, action, fc_layer_params=(16, 8), activation_fn=function, **projected
     )
     value = value_network.ValueNetwork(observation, fc_layer_params=(16, 8), activation_fn=function)
-    made = ppo_clip_agent.PPOClipAgent if kind == "clip" else ppo_agent.PPOAgent
-    return made(
+    agent_class = ppo_clip_agent.PPOClipAgent if kind == "clip" else ppo_agent.PPOAgent
+    return agent_class(
         time, action, optimizer=tf.keras.optimizers.Adam(1e-3), actor_net=actor, value_net=value, **more
     )
 
@@ -104,8 +104,8 @@ def _td3(kind: str, low: Any, high: Any, activation: str = "relu") -> Any:
     actor = actor_network.ActorNetwork(observation, action, fc_layer_params=(16, 8), activation_fn=function)
     critic = critic_network.CriticNetwork((observation, action), joint_fc_layer_params=(16, 8))
     adam = tf.keras.optimizers.legacy.Adam
-    made = td3_agent.Td3Agent if kind == "td3" else ddpg_agent.DdpgAgent
-    return made(
+    agent_class = td3_agent.Td3Agent if kind == "td3" else ddpg_agent.DdpgAgent
+    return agent_class(
         time, action, actor_network=actor, critic_network=critic, actor_optimizer=adam(1e-3),
         critic_optimizer=adam(1e-3),
     )  # fmt: skip
@@ -215,7 +215,7 @@ def main(folder: Path, wanted: str = "") -> None:
             title = f"tfagents_{name}_{form}"
             file = _save(agent, form, folder / title)
             np.save(folder / f"{title}.npy", truth)
-            rows = [np.broadcast_to(np.asarray(each, float), (ACT,)).tolist() for each in (low, high)]
+            rows = [np.broadcast_to(np.asarray(bound, float), (ACT,)).tolist() for bound in (low, high)]
             document = {"library": "tf_agents", "file": file, "low": rows[0], "high": rows[1], "env": None}
             document |= {"known": list(known.items()), "return": None}
             (folder / f"{title}.json").write_text(json.dumps(document))

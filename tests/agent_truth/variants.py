@@ -64,7 +64,7 @@ def _write(
             torch.save({**weights, **more}, file)
         else:
             arrays = {
-                name: {key: value.numpy() for key, value in each.items()} for name, each in weights.items()
+                name: {key: value.numpy() for key, value in item.items()} for name, item in weights.items()
             }
             file.write_bytes(pickle.dumps({**arrays, **more}))
         if beside is not None:

@@ -139,9 +139,9 @@ def everyday_files(folder: Path) -> Iterator[Source]:
         if case.policy:
             known = dict(zip(case.facts[::2], case.facts[1::2], strict=True))
             names = {"--activation": "activations", "--head": "head"}
-            given = {names[option]: value for option, value in known.items()}
+            facts_given = {names[option]: value for option, value in known.items()}
             ends = {"action_low": -2.0, "action_high": 2.0}
-            facts = (ends, {**ends, **given}, {})
+            facts = (ends, {**ends, **facts_given}, {})
             actions = np.clip((1 if case.net == "gaussian" else 2) * outputs, -2, 2)
         yield Source(case.name, str(folder / case.name / case.path), facts, [inputs], actions, outputs)
 
@@ -215,8 +215,8 @@ def write(source: Source, kind: str, target: str, folder: Path) -> tuple[Job | N
         except CkpttoolError as error:
             return None, first._replace(state=WRITTEN, words=f"nothing to compare with: {error.message}")
         verdict = first._replace(state=WRITTEN)
-        named = ", ".join(dict.fromkeys(f"{each.use}: {each.what}" for each in done.open_entries))
-        stated_ones = (each.value for each in done.open_entries if each.what == "activation")
+        named = ", ".join(dict.fromkeys(f"{entry.use}: {entry.what}" for entry in done.open_entries))
+        stated_ones = (entry.value for entry in done.open_entries if entry.what == "activation")
         activation = next((each for each in stated_ones if " = " in each), "")
         if activation and "activations" not in guess:
             # The printed hint, with the name that the file beside the checkpoint states.
@@ -252,7 +252,7 @@ def truth(source: Source, facts: AgentFacts | None, *, acts: bool) -> Truth:
             for observation in drawn:
                 action, state = agent.predict(observation, state)
                 actions[dtype].append(np.asarray(action))
-            inputs = [[*each.values()] if isinstance(each, dict) else [each] for each in drawn]
+            inputs = [[*sample.values()] if isinstance(sample, dict) else [sample] for sample in drawn]
     apart = max(map(difference, actions["float32"], actions["float64"]))
     return Truth(inputs, actions["float64"], max(OUTPUTS, 4 * apart))
 
@@ -260,7 +260,7 @@ def truth(source: Source, facts: AgentFacts | None, *, acts: bool) -> Truth:
 def observations(space: Any, seed: int) -> Any:
     """Return rows of a space: numbers of its type within its bounds, normal numbers without bounds."""
     if hasattr(space, "spaces"):
-        return {name: observations(each, seed) for name, each in space.spaces.items()}
+        return {name: observations(space, seed) for name, space in space.spaces.items()}
     draw = np.random.default_rng(seed)
     if not hasattr(space, "low"):
         space.seed(seed)
@@ -277,7 +277,7 @@ def model_truth(source: Source) -> Truth:
     assert graph is not None
     # The files that state no shape are memories of one row: their kernel has the width.
     layers = [graph.constants.get(node.inputs[1]) for node in graph.nodes if node.op == "LSTM"]
-    width = next((each.shape[-1] for each in layers if each and each.shape), 3)
+    width = next((layer.shape[-1] for layer in layers if layer and layer.shape), 3)
     for rows in (1,) if layers else (2, 1):
         draw, inputs = np.random.default_rng(0), {}
         for value in graph.inputs:
@@ -421,11 +421,11 @@ def run(target: str, jobs: Sequence[Job], folder: Path) -> Iterator[Verdict]:
     """Run the codes of one target in one process without this package; yield what became of each."""
     lines = []
     for number, job in enumerate(jobs):
-        names = [[f"s{step}_{n}" for n in range(len(each))] for step, each in enumerate(job.truth.inputs)]
+        names = [[f"s{step}_{n}" for n in range(len(input_))] for step, input_ in enumerate(job.truth.inputs)]
         arrays = {
-            name: each
+            name: array
             for row, step in zip(names, job.truth.inputs, strict=True)
-            for name, each in zip(row, step, strict=True)
+            for name, array in zip(row, step, strict=True)
         }
         files = {name: f"{folder}/{target}_{number}_{name}.npz" for name in ("arrays", "results")}
         np.savez(files["arrays"], **arrays)
@@ -463,7 +463,7 @@ def judge(job: Job, results: str, answer: dict[str, str]) -> Verdict:
         outputs = [file[f"arr_{step}"] for step in range(len(job.truth.inputs))]
         own = [file[name] for name in file.files if name == "own"]
     pairs = [*zip(outputs, job.truth.outputs, strict=True), *zip(outputs, own, strict=False)]
-    apart = max(difference(found, wanted) for found, wanted in pairs)
+    apart = max(difference(output, expected) for output, expected in pairs)
     how = "the source itself; " * len(own)
     if not apart <= job.truth.tolerance:
         words = f"outputs differ by {apart:.1e} of the largest"
@@ -493,9 +493,9 @@ def measured(
             if not re.search(match, source.name) or not computes(source.path):
                 continue
             for target in targets:
-                place = folder / f"{kind}_{number}_{target}"
-                place.mkdir()
-                job, verdict = write(source, kind, target, place)
+                target_folder = folder / f"{kind}_{number}_{target}"
+                target_folder.mkdir()
+                job, verdict = write(source, kind, target, target_folder)
                 if job is None:
                     yield verdict
                 else:
@@ -507,19 +507,19 @@ def measured(
 def table(verdicts: Sequence[Verdict]) -> str:
     """Return the counts by set and target, and the files that are not equal by reason."""
     lines = ["set        target  files  written  run  strict  equal"]
-    for kind, target in dict.fromkeys((each.set, each.target) for each in verdicts):
-        states = [each.state for each in verdicts if (each.set, each.target) == (kind, target)]
+    for kind, target in dict.fromkeys((verdict.set, verdict.target) for verdict in verdicts):
+        states = [verdict.state for verdict in verdicts if (verdict.set, verdict.target) == (kind, target)]
         counts = [sum(state >= least for state in states) for least in (0, WRITTEN, RAN, STRICT, EQUAL)]
         lines.append("{:10} {:6} {:6} {:8} {:4} {:7} {:6}".format(kind, target, *counts))
     reasons = Counter(
-        (each.target, re.sub(r"\d+", "N", each.words)) for each in verdicts if each.state < EQUAL
+        (verdict.target, re.sub(r"\d+", "N", verdict.words)) for verdict in verdicts if verdict.state < EQUAL
     )
     for (target, words), count in reasons.most_common():
         lines.append(f"\n{count} x {target} | {words}")
         lines += [
-            f"    {each.set} {each.name}: {each.words}"
-            for each in verdicts
-            if each.state < EQUAL and (each.target, re.sub(r"\d+", "N", each.words)) == (target, words)
+            f"    {row.set} {row.name}: {row.words}"
+            for row in verdicts
+            if row.state < EQUAL and (row.target, re.sub(r"\d+", "N", row.words)) == (target, words)
         ][:12]
     return "\n".join(lines)
 
@@ -534,9 +534,9 @@ def recorded() -> list[Verdict]:
 
 def record(verdicts: Sequence[Verdict], *, whole: bool) -> None:
     """Replace the recorded verdicts of these files, or of these sets and targets as a whole."""
-    now = {each[: 2 if whole else 3] for each in verdicts}
-    rows = [each for each in recorded() if each[: 2 if whole else 3] not in now]
-    lines = ["\t".join(map(str, each)) for each in (Verdict._fields, *sorted([*rows, *verdicts]))]
+    now = {verdict[: 2 if whole else 3] for verdict in verdicts}
+    rows = [row for row in recorded() if row[: 2 if whole else 3] not in now]
+    lines = ["\t".join(map(str, cells)) for cells in (Verdict._fields, *sorted([*rows, *verdicts]))]
     RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -548,17 +548,17 @@ def main() -> int:
     parser.add_argument("--match", default="")
     parser.add_argument("--folder", type=Path, help="where the files of the sets are, or are kept")
     parser.add_argument("--record", action="store_true", help=f"keep the verdicts in {RESULTS.name}")
-    asked = parser.parse_args()
-    made = asked.folder and asked.folder.resolve()
+    options = parser.parse_args()
+    built = options.folder and options.folder.resolve()
     with tempfile.TemporaryDirectory() as folder:
-        verdicts = [*measured(asked.sets, asked.targets.split(","), Path(folder), asked.match, made)]
+        verdicts = [*measured(options.sets, options.targets.split(","), Path(folder), options.match, built)]
     if not verdicts:
         parser.error("no file has this name and a known computation")
-    if asked.record:
-        record(verdicts, whole=not asked.match)
+    if options.record:
+        record(verdicts, whole=not options.match)
     sys.stdout.write(f"{table(verdicts)}\n")
-    silent = (each for each in verdicts if not each.words.startswith((NAMED, STATED)))
-    return int(any(WRITTEN <= each.state < EQUAL for each in silent))
+    silent = (verdict for verdict in verdicts if not verdict.words.startswith((NAMED, STATED)))
+    return int(any(WRITTEN <= verdict.state < EQUAL for verdict in silent))
 
 
 if __name__ == "__main__":

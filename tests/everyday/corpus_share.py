@@ -51,9 +51,9 @@ class Attempt:
 
 def sources(folder: str) -> Iterator[str]:
     """Yield the checkpoints below a folder, and the files of an agent that is stored in several."""
-    found = collect_candidates([folder])
-    paths = {candidate.path for candidate in found.found.values()}
-    paths |= {path for path in found.parts if not _SHARD.search(path)}
+    candidates = collect_candidates([folder])
+    paths = {candidate.path for candidate in candidates.found.values()}
+    paths |= {path for path in candidates.parts if not _SHARD.search(path)}
     paths |= {path.removesuffix("_actor") for path in paths if path.endswith("_actor")}
     saved_models = {path for path in paths if os.path.isfile(os.path.join(path, "saved_model.pb"))}
     for path in sorted(paths):
@@ -67,18 +67,18 @@ def attempt(path: str, to: str) -> Attempt:
     """Convert one checkpoint into a folder that is removed afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            made = convert(path, os.path.join(folder, "out"), to=to, sync=False)
+            built = convert(path, os.path.join(folder, "out"), to=to, sync=False)
         except CkpttoolError as error:
             message = " ".join(error.message.split())
             return Attempt(path, to, f"{error.kind}: {message}", error.hint or "")
-    if made.written:
+    if built.written:
         return Attempt(path, to)
-    if made.report.complete:
+    if built.report.complete:
         return Attempt(path, to, "written networks differ")
-    parts = [f"unmapped {name}" for name in made.report.unused[:3]]
-    parts += [f"missing {name}" for name in made.report.missing[:3]]
+    parts = [f"unmapped {name}" for name in built.report.unused[:3]]
+    parts += [f"missing {name}" for name in built.report.missing[:3]]
     # What the message says about the cause: an option, or a state that is not converted.
-    parts += [note for note in made.report.notes if "--" in note or "not converted" in note][:1]
+    parts += [note for note in built.report.notes if "--" in note or "not converted" in note][:1]
     return Attempt(path, to, "; ".join(parts))
 
 
@@ -125,30 +125,30 @@ def main() -> int:
     if options.record:
         lines = [
             "\t".join(
-                (each.target, os.path.relpath(each.path, options.corpus), _common(each.cause), each.options)
+                (item.target, os.path.relpath(item.path, options.corpus), _common(item.cause), item.options)
             )
-            for each in tried
+            for item in tried
         ]
         RESULTS.write_text("\n".join([datetime.now(UTC).date().isoformat(), *lines]) + "\n", encoding="utf-8")
     for folder, to in TARGETS.items():
-        mine = [each for each in tried if each.target == to]
-        sys.stdout.write(f"{folder} -> {to}: {sum(not each.cause for each in mine)} of {len(mine)} convert, ")
-        sys.stdout.write(f"{sum(bool(each.options) for each in mine)} more with options of the message\n")
+        mine = [tried_row for tried_row in tried if tried_row.target == to]
+        sys.stdout.write(f"{folder} -> {to}: {sum(not item.cause for item in mine)} of {len(mine)} convert, ")
+        sys.stdout.write(f"{sum(bool(item.options) for item in mine)} more with options of the message\n")
     groups: dict[str, list[Attempt]] = defaultdict(list)
-    for each in tried:
-        if each.cause:
-            groups[f"{each.target} | {_NUMBER.sub('N', _common(each.cause))}"].append(each)
+    for tried_row in tried:
+        if tried_row.cause:
+            groups[f"{tried_row.target} | {_NUMBER.sub('N', _common(tried_row.cause))}"].append(tried_row)
     for cause, members in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
         sys.stdout.write(f"\n{len(members)} x {cause}\n")
-        for each in members:
-            sys.stdout.write(f"    {os.path.relpath(each.path, options.corpus)}\n")
+        for member in members:
+            sys.stdout.write(f"    {os.path.relpath(member.path, options.corpus)}\n")
         if members[0].hint:
             sys.stdout.write(f"    hint: {members[0].hint}\n")
     if options.list:
         sys.stdout.write("\nconverted\n")
-        for each in tried:
-            if not each.cause:
-                sys.stdout.write(f"    {os.path.relpath(each.path, options.corpus)}\n")
+        for tried_row in tried:
+            if not tried_row.cause:
+                sys.stdout.write(f"    {os.path.relpath(tried_row.path, options.corpus)}\n")
     return 0
 
 

@@ -21,10 +21,10 @@ def make(names: Sequence[str], folder: str) -> None:
     """Make files and the references of what they compute, each in a folder of its name."""
     for case in CASES:
         if case.side == "keras_2" and case.name in names:
-            place = Path(folder, case.name)
-            place.mkdir(parents=True)
+            home = Path(folder, case.name)
+            home.mkdir(parents=True)
             keras.utils.set_random_seed(7)
-            refer(case, place, *globals()[case.name](place))
+            refer(case, home, *globals()[case.name](home))
 
 
 def h5_compiled(folder: Path) -> Any:

@@ -23,7 +23,7 @@ STEPS = 2
 def layers(kind: str, epsilon: float, dtype: str = "float32") -> list[Any]:
     """Return new layers of a network, which carry their activations."""
     k = keras.layers
-    made: list[Any] = {
+    layers: list[Any] = {
         "mlp": lambda: [
             k.Dense(24, "relu", dtype=dtype),
             k.Dense(24, "relu", dtype=dtype),
@@ -58,7 +58,7 @@ def layers(kind: str, epsilon: float, dtype: str = "float32") -> list[Any]:
         "embedding": lambda: [k.Embedding(11, 6), k.Dense(4)],
         "tied": lambda: [k.Embedding(11, 6), k.Dense(6, "relu"), None],
     }[kind]()
-    return made
+    return layers
 
 
 def forward(kind: str, at: Sequence[Any], x: Any) -> Any:
@@ -145,8 +145,8 @@ def inputs(kind: str, seed: int, rows: int = 5) -> np.ndarray:
     draw = np.random.default_rng(seed)
     if classes:
         return draw.integers(0, classes, (rows, *shape))
-    made = draw.standard_normal((rows, *shape)).astype(np.float32)
-    return np.moveaxis(made, 1, -1) if kind == "cnn" else made
+    array = draw.standard_normal((rows, *shape)).astype(np.float32)
+    return np.moveaxis(array, 1, -1) if kind == "cnn" else array
 
 
 def outputs(net: Any, kind: str) -> np.ndarray:
@@ -159,8 +159,8 @@ def step(net: Any, kind: str, tool: Any, seed: int = 2) -> None:
     x = tf.constant(inputs(kind, seed, 8))
     with tf.GradientTape() as tape:
         y = net(x)
-        wanted = np.random.default_rng(seed + 100).standard_normal(tuple(y.shape)).astype(np.float32)
-        loss = tf.reduce_sum((tf.cast(y, tf.float32) - 3 * wanted) ** 2)
+        targets = np.random.default_rng(seed + 100).standard_normal(tuple(y.shape)).astype(np.float32)
+        loss = tf.reduce_sum((tf.cast(y, tf.float32) - 3 * targets) ** 2)
     variables = net.trainable_variables
     # Keras updates only the rows of an embedding that a batch has, if their gradient is sparse; PyTorch all.
     gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)]
@@ -190,7 +190,7 @@ def returns(net: Any, kind: str) -> np.ndarray:
     """Return the returns of two episodes of Pendulum that a policy plays."""
     import gymnasium
 
-    found = []
+    totals = []
     scale = 1 if kind == "gaussian" else 2
     play = tf.function(lambda x: net(x))
     for seed in (1000, 1001):
@@ -201,5 +201,5 @@ def returns(net: Any, kind: str) -> np.ndarray:
             action = scale * np.asarray(play(tf.constant(observation.astype(np.float32)[None])))[0]
             observation, reward, ended, cut, _ = env.step(action)
             total, over = total + float(reward), ended or cut
-        found.append(total)
-    return np.array(found)
+        totals.append(total)
+    return np.array(totals)

@@ -71,12 +71,12 @@ def _checkpoint(case: Case, _: str, reference: dict[str, np.ndarray], lines: str
         # A program that has one of the networks, as the comment says.
         lines = lines.replace(".assert_consumed()", ".assert_existing_objects_matched()")
     continued = "continued" in reference
-    made = keras_programs.program(case, _epsilon(case), (lambda: _tool(case)) if continued else None)
+    program = keras_programs.program(case, _epsilon(case), (lambda: _tool(case)) if continued else None)
     try:
-        _execute(lines, made.names)
+        _execute(lines, program.names)
     except Exception as error:  # TensorFlow raises whatever it meets
         raise LoadingError(f"restore: {' '.join(str(error).split())[:300]}") from error
-    _compare(case, made.net, made.tool, reference)
+    _compare(case, program.net, program.tool, reference)
 
 
 def _plain(case: Case) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ def _wrapped(case: Case, path: str, reference: dict[str, np.ndarray], lines: str
         own = [tuple(file["vars"][name].shape) for name in file["vars"]] if "vars" in file else []
         # Those of a network, such as the logarithm of PPO's standard deviation.
         beside = {
-            top: [tuple(each.shape) for each in file[top]["vars"].values()]
+            top: [tuple(variable.shape) for variable in file[top]["vars"].values()]
             for top in file
             if "vars" in file[top]
         }
@@ -191,10 +191,10 @@ def _wrapped(case: Case, path: str, reference: dict[str, np.ndarray], lines: str
     if "continued" in reference:
         tool = _tool(case)
         tool.build(net.trainable_variables)
-        found = [(g.partition("/")[0], None) for g in groups if "opt" in g.partition("/")[0]]
-        if not found:
+        dicts = [(g.partition("/")[0], None) for g in groups if "opt" in g.partition("/")[0]]
+        if not dicts:
             raise LoadingError("the result has no optimizer")
-        setattr(agent, by_name(found, chosen[0])[0][0], tool)
+        setattr(agent, by_name(dicts, chosen[0])[0][0], tool)
     agent.built = True
     try:
         _execute(lines, {"model": agent})

@@ -82,8 +82,8 @@ def judged(chosen: Iterable[tuple[Case, str]], folder: Path) -> list[Cell]:
         if cell.state == "works" and column in SUFFIXES:
             results.append((case, column, "--part" in cell.options))
         cells.append(cell)
-    found = _found(results, folder)
-    return [found.get((c.case, c.column), c) if c.state == "works" else c for c in cells]
+    faults = _found(results, folder)
+    return [faults.get((c.case, c.column), c) if c.state == "works" else c for c in cells]
 
 
 def make(cases: Sequence[Case], folder: Path) -> None:
@@ -164,10 +164,10 @@ def _run(case: Case, column: str, folder: Path, options: Iterable[str], path: st
         return in_process("inspect", source, "--json")
     if column == "eval":
         return in_process("eval", source, "--episodes", 2, "--json", *options)
-    made = target(case, column, folder)
-    ran = in_process("convert", source, made, "--to", column, "--force", *options)
+    target_path = target(case, column, folder)
+    ran = in_process("convert", source, target_path, "--to", column, "--force", *options)
     lines = [line.removeprefix(LOAD) for line in ran.out.splitlines() if line.startswith(LOAD)]
-    loading(made).write_text("\n".join(lines), encoding="utf-8")
+    loading(target_path).write_text("\n".join(lines), encoding="utf-8")
     return ran
 
 
@@ -190,15 +190,15 @@ def _looked(case: Case, column: str, folder: Path, ran: Ran, options: tuple[str,
     document = json.loads(ran.out)
     if column == "eval":
         if "evaluations" in document:  # of a folder: the newest is what was made last
-            document = max(document["evaluations"], key=lambda each: each["step"] or 0)
-        found, wanted = np.array(document["returns"]), reference["returns"]
-        if not np.allclose(found, wanted, rtol=1e-3):
-            return Cell(case.name, column, "WRONG", f"returns {found} instead of {wanted}", options)
+            document = max(document["evaluations"], key=lambda row: row["step"] or 0)
+        returns, expected = np.array(document["returns"]), reference["returns"]
+        if not np.allclose(returns, expected, rtol=1e-3):
+            return Cell(case.name, column, "WRONG", f"returns {returns} instead of {expected}", options)
     else:
-        held = sum(int(np.prod(t["shape"])) for t in document["tensors"] if t["role"] == "parameter")
-        if held < int(reference["parameters"]):
+        elements = sum(int(np.prod(t["shape"])) for t in document["tensors"] if t["role"] == "parameter")
+        if elements < int(reference["parameters"]):
             return Cell(
-                case.name, column, "WRONG", f"{held} parameters of {reference['parameters']}", options
+                case.name, column, "WRONG", f"{elements} parameters of {reference['parameters']}", options
             )
     return Cell(case.name, column, "works", "", options)
 
@@ -218,15 +218,15 @@ def _found(results: Sequence[tuple[Case, str, bool]], folder: Path) -> dict[tupl
             side = "tensorflow"
         path = str(target(case, column, folder / case.name))
         by_side.setdefault(side, []).append((case.name, column, path, part))
-    found = {}
-    for side, asked in by_side.items():
+    cells = {}
+    for side, jobs in by_side.items():
         module = "torch_referee" if side == "torch" else "keras_referee"
-        call = f"from tests.everyday.matrix import judge\njudge(module.judge, {asked!r})"
+        call = f"from tests.everyday.matrix import judge\njudge(module.judge, {jobs!r})"
         for line in _child(side, module, call, folder).splitlines():
             if line.startswith('{"case"'):
                 cell = Cell(**{k: tuple(v) if k == "options" else v for k, v in json.loads(line).items()})
-                found[cell.case, cell.column] = cell
-    return found
+                cells[cell.case, cell.column] = cell
+    return cells
 
 
 def judge(referee: Any, asked: Sequence[tuple[str, str, str, bool]]) -> None:
@@ -268,11 +268,11 @@ def record(cells: Sequence[Cell]) -> None:
 
 def recorded() -> dict[tuple[str, str], Cell]:
     """Return the recorded cells by case and column."""
-    found = {}
+    cells = {}
     for line in RESULTS.read_text(encoding="utf-8").splitlines():
         case, column, state, options, sentence = line.split("\t")
-        found[case, column] = Cell(case, column, state, sentence, tuple(options.split()))
-    return found
+        cells[case, column] = Cell(case, column, state, sentence, tuple(options.split()))
+    return cells
 
 
 def changes(cells: Iterable[Cell]) -> list[str]:

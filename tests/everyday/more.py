@@ -75,15 +75,15 @@ def option(text: str, name: str) -> str:
     kinds = re.findall(r"--kind '([^'=]+)=([\w:]+)'", text.replace(":HEADS", ":2"))
     if kinds:
         layer = kinds[0][0]
-        able = [kind for each, kind in kinds if each == layer]
-        wanted = [
+        able = [kind for title, kind in kinds if title == layer]
+        fitting = [
             kind
             for kind in able
             if kind in f"{name} {layer}" or (kind == "embedding" and re.search("tied|sparse", name))
         ]
-        return f"--kind '{layer}={(wanted or able)[0]}'"
-    found = _OPTION.search(text)
-    return found[0] if found else ""
+        return f"--kind '{layer}={(fitting or able)[0]}'"
+    match = _OPTION.search(text)
+    return match[0] if match else ""
 
 
 def _reason(ran: Ran) -> str:
@@ -98,7 +98,7 @@ def _reason(ran: Ran) -> str:
 def compare(target: str, facts: dict[str, np.ndarray], to: str, *, part: bool) -> None:
     """Raise WrongError unless every parameter of the source is in the target, with its own moments."""
     tree = open_checkpoint(target).tree
-    found: dict[tuple[int, ...], list[tuple[object, np.ndarray]]] = {}
+    result: dict[tuple[int, ...], list[tuple[object, np.ndarray]]] = {}
     slots: dict[object, list[tuple[str, np.ndarray]]] = {}
     for path, leaf in tree.tensors():
         if leaf.dtype in {"string", "variant", "resource"}:
@@ -106,28 +106,28 @@ def compare(target: str, facts: dict[str, np.ndarray], to: str, *, part: bool) -
         if leaf.slot is not None and leaf.of is not None:
             slots.setdefault(leaf.of, []).append((str(leaf.slot), np.asarray(leaf.array(), np.float64)))
         elif leaf.dtype != "bool" and "int" not in leaf.dtype and "complex" not in leaf.dtype:
-            found.setdefault(leaf.shape, []).append((path, np.asarray(leaf.array(), np.float64)))
+            result.setdefault(leaf.shape, []).append((path, np.asarray(leaf.array(), np.float64)))
     plain = to in {"safetensors", "npz"}
     lost = []
     for key, wanted in facts.items():
         kind, _, title = key.partition("|")
-        theirs = title.partition("|")[2]
-        ours = {"weight": "torch", "turned": "tf"}.get(kind)
-        if ours is None or (not plain and (ours == "torch") != (to == "torch")):
+        parameter = title.partition("|")[2]
+        framework = {"weight": "torch", "turned": "tf"}.get(kind)
+        if framework is None or (not plain and (framework == "torch") != (to == "torch")):
             continue
-        if plain and ours == "tf":
+        if plain and framework == "tf":
             continue  # either order of axes may stand in a file of arrays
         shapes = [wanted, facts[f"turned|{title}"]] if plain else [wanted]
         same = [
             path
-            for each in shapes
-            for path, array in found.get(each.shape, ())
-            if np.allclose(array, each, rtol=1e-2 if array.dtype == np.float16 else 1e-6, atol=1e-8)
+            for shape in shapes
+            for path, array in result.get(shape.shape, ())
+            if np.allclose(array, shape, rtol=1e-2 if array.dtype == np.float16 else 1e-6, atol=1e-8)
         ]
         if not same:
             lost.append(title)
             continue
-        del theirs
+        del parameter
         moments = [n for n in facts if n.endswith(f"|{title}") and n.partition("|")[0] in _SLOTS]
         if plain or not moments or not slots:
             continue
@@ -169,12 +169,12 @@ def main() -> int:
     parser.add_argument("--all", action="store_true")
     options = parser.parse_args()
     counts: Counter[str] = Counter()
-    place = Path(options.keep or tempfile.mkdtemp(prefix="more"))
-    place.mkdir(exist_ok=True)
+    home = Path(options.keep or tempfile.mkdtemp(prefix="more"))
+    home.mkdir(exist_ok=True)
     patterns = options.only.split(",")
     for side in options.side.split(","):
-        names = [n for n in listed(side, place) if any(fnmatch.fnmatch(n, p) for p in patterns)]
-        for name, folder in folders(side, names, place):
+        names = [n for n in listed(side, home) if any(fnmatch.fnmatch(n, p) for p in patterns)]
+        for name, folder in folders(side, names, home):
             for to in options.to.split(","):
                 state, why = verdict(folder, to)
                 counts[state] += 1

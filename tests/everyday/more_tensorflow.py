@@ -472,23 +472,23 @@ def _stored(facts: dict[str, np.ndarray], path: str) -> dict[str, np.ndarray]:
         for key in reader.get_variable_to_shape_map()
         if "/.ATTRIBUTES/" in key and not key.startswith(("opt/", "optimizer/"))
     ]
-    found = {
+    present = {
         key.partition("|")[2]
-        for key, wanted in facts.items()
+        for key, value in facts.items()
         if key.startswith("turned|")
-        and any(each.shape == wanted.shape and np.allclose(each, wanted, atol=1e-2) for each in arrays)
+        and any(array.shape == value.shape and np.allclose(array, value, atol=1e-2) for array in arrays)
     }
-    return {key: value for key, value in facts.items() if key.partition("|")[2] in found}
+    return {key: value for key, value in facts.items() if key.partition("|")[2] in present}
 
 
 def make(names: list[str], folder: str) -> None:
     """Write files with their truths, each in a folder; name those that the framework cannot save."""
     for name in names:
         keras.utils.set_random_seed(len(name))
-        place = Path(folder, name.replace(":", "_").replace("+", "_"))
-        place.mkdir(parents=True)
+        home = Path(folder, name.replace(":", "_").replace("+", "_"))
+        home.mkdir(parents=True)
         try:
-            path, pairs = MAKERS[name](place)
+            path, pairs = MAKERS[name](home)
         except Exception as error:  # noqa: BLE001  # what Keras cannot save is no case
             print("unmade", name, type(error).__name__, str(error)[:100].replace("\n", " "))  # noqa: T201
             continue
@@ -496,5 +496,5 @@ def make(names: list[str], folder: str) -> None:
         if name.startswith("checkpoint") and Path(f"{path}.index").exists():
             # Keras 3 leaves the layers in plain lists and dicts of a model out of tf.train.Checkpoint.
             facts = _stored(facts, path)
-        np.savez(place / "truth.npz", **facts)
-        (place / "path").write_text(path)
+        np.savez(home / "truth.npz", **facts)
+        (home / "path").write_text(path)

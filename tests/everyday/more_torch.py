@@ -488,12 +488,12 @@ def truth(pairs: list[tuple[nn.Module, torch.optim.Optimizer | None]]) -> Iterat
             for name, parameter in module.named_parameters(recurse=False):
                 # A layer that shares an embedding's weight is one with it in the target.
                 shared = isinstance(module, nn.Linear) and id(parameter) in rows
-                wanted = None if shared else turned(module, name, parameter)
-                if wanted is None:
+                expected = None if shared else turned(module, name, parameter)
+                if expected is None:
                     continue
                 title = f"{number}|{prefix}.{name}"
                 yield f"weight|{title}", parameter.detach().double().numpy()
-                yield f"turned|{title}", wanted
+                yield f"turned|{title}", expected
                 state = tool.state.get(parameter, {}) if tool is not None else {}
                 for slot in ("exp_avg", "exp_avg_sq", "square_avg", "sum", "momentum_buffer"):
                     if slot in state and isinstance(state[slot], torch.Tensor):
@@ -507,14 +507,14 @@ def make(names: list[str], folder: str) -> None:
     """Write files with their truths, each in a folder of its own."""
     for name in names:
         torch.manual_seed(len(name))
-        place = Path(folder, name.replace(":", "_").replace("+", "_"))
-        place.mkdir(parents=True)
+        home = Path(folder, name.replace(":", "_").replace("+", "_"))
+        home.mkdir(parents=True)
         saved, pairs = MAKERS[name]()
         facts = dict(truth(pairs))
         if name in WRITERS:
-            path = WRITERS[name](saved, place)
+            path = WRITERS[name](saved, home)
         else:
-            path = place / "model.pt"
+            path = home / "model.pt"
             torch.save({"model": saved, "epoch": 1} if name == "whole:in_dict" else saved, path)
-        np.savez(place / "truth.npz", **{f"{n}": value for n, value in facts.items()})
-        (place / "path").write_text(str(path))
+        np.savez(home / "truth.npz", **{f"{n}": value for n, value in facts.items()})
+        (home / "path").write_text(str(path))

@@ -91,8 +91,8 @@ def page() -> str:
         groups[_kind(case)].append(case)
     rows = [f"| kind | files | {' | '.join(COLUMNS)} |\n|---|---:|{'---|' * len(COLUMNS)}\n"]
     for title, cases in groups.items():
-        found = ([cells[c.name, column] for c in cases if c.applies(column)] for column in COLUMNS)
-        rows.append(f"| {title} | {len(cases)} | {' | '.join(map(_count, found))} |\n")
+        cell_groups = ([cells[c.name, column] for c in cases if c.applies(column)] for column in COLUMNS)
+        rows.append(f"| {title} | {len(cases)} | {' | '.join(map(_count, cell_groups))} |\n")
     return "".join([head, *rows, *_options(cells.values()), *_refused(cells), *_code(), *_corpus()])
 
 
@@ -130,15 +130,15 @@ def _code() -> Iterator[str]:
     verdicts = recorded()
     yield CODE
     yield f"| files | code for | files | {' | '.join(STATES)} |\n|---|---|{'---:|' * (len(STATES) + 1)}\n"
-    for kind, target in dict.fromkeys((each.set, each.target) for each in verdicts):
-        states = [each.state for each in verdicts if (each.set, each.target) == (kind, target)]
+    for kind, target in dict.fromkeys((verdict.set, verdict.target) for verdict in verdicts):
+        states = [verdict.state for verdict in verdicts if (verdict.set, verdict.target) == (kind, target)]
         counts = [sum(state >= least for state in states) for least in range(EQUAL + 1)]
         yield f"| {NAMES[kind]} | {target} | {' | '.join(map(str, counts))} |\n"
     # Without what differs from file to file.
     reasons = Counter(
-        (STATES[each.state], re.split(r" \(|; |: | by \d", each.words)[0])
-        for each in verdicts
-        if each.state < EQUAL
+        (STATES[verdict.state], re.split(r" \(|; |: | by \d", verdict.words)[0])
+        for verdict in verdicts
+        if verdict.state < EQUAL
     )
     yield "\nWhy the others are not:\n\n"
     for (state, words), count in reasons.most_common():

@@ -19,10 +19,10 @@ def make(names: Sequence[str], folder: str) -> None:
     """Make files and the references of what they compute, each in a folder of its name."""
     for case in CASES:
         if case.side == "tensorflow" and case.name in names:
-            place = Path(folder, case.name)
-            place.mkdir(parents=True)
+            home = Path(folder, case.name)
+            home.mkdir(parents=True)
             keras.utils.set_random_seed(7)
-            refer(case, place, *globals()[case.name](place))
+            refer(case, home, *globals()[case.name](home))
 
 
 def refer(case: Case, place: Path, net: Any, tool: Any) -> None:
@@ -51,8 +51,8 @@ def refer(case: Case, place: Path, net: Any, tool: Any) -> None:
 
 
 def _case(name: str) -> Case:
-    (found,) = (c for c in CASES if c.name == name)
-    return found
+    (case,) = (c for c in CASES if c.name == name)
+    return case
 
 
 def trained(name: str, net: Any = None, *, compiled: bool = False) -> tuple[Any, Any]:

@@ -26,17 +26,17 @@ def make(names: Sequence[str], folder: str) -> None:
     """Make files and the references of what they compute, each in a folder of its name."""
     for case in CASES:
         if case.side == "torch" and case.name in names:
-            place = Path(folder, case.name)
-            place.mkdir(parents=True)
+            home = Path(folder, case.name)
+            home.mkdir(parents=True)
             torch.manual_seed(7)
-            _refer(case, place, *_maker(case.name)(place))
+            _refer(case, home, *_maker(case.name)(home))
 
 
 def _maker(name: str) -> Callable[[Path], Made]:
     return globals()[name]  # type: ignore[no-any-return]
 
 
-def _refer(case: Case, place: Path, net: nn.Module, tool: torch.optim.Optimizer | None) -> None:
+def _refer(case: Case, home: Path, net: nn.Module, tool: torch.optim.Optimizer | None) -> None:
     """Record what the source computes, also after two more updates."""
     facts = {
         "outputs": nets.outputs(net.float(), case.net),
@@ -50,16 +50,16 @@ def _refer(case: Case, place: Path, net: nn.Module, tool: torch.optim.Optimizer 
         facts["returns"] = nets.returns(net, case.net)
     if tool is not None and case.optimizer:
         facts["continued"] = nets.continued(net, case.net, tool)
-    np.savez(place / "reference.npz", **facts)
+    np.savez(home / "reference.npz", **facts)
 
 
 def _trained(case: str) -> Made:
     """Return the network of a case after some training, and its optimizer."""
-    (found,) = (c for c in CASES if c.name == case)
-    net = nets.build(found.net, found.layers)
-    tool = nets.optimizer(found.optimizer, net.parameters()) if found.optimizer else None
-    nets.train(net, found.net, tool)
-    if found.policy:
+    (row,) = (c for c in CASES if c.name == case)
+    net = nets.build(row.net, row.layers)
+    tool = nets.optimizer(row.optimizer, net.parameters()) if row.optimizer else None
+    nets.train(net, row.net, tool)
+    if row.policy:
         with torch.no_grad():
             list(net.parameters())[-2].mul_(3)
     return net, tool
@@ -267,9 +267,9 @@ def _exported(name: str, folder: Path, **options: Any) -> Made:
     net, _ = _trained(name)
     (case,) = (c for c in CASES if c.name == name)
     shape, _ = INPUTS[case.net]
-    given = torch.zeros(1, *shape)
+    example = torch.zeros(1, *shape)
     axes = {"input_names": ["obs"], "dynamic_axes": {"obs": {0: "batch"}}}
-    torch.onnx.export(net.eval(), given, str(folder / "model.onnx"), dynamo=False, **axes, **options)
+    torch.onnx.export(net.eval(), example, str(folder / "model.onnx"), dynamo=False, **axes, **options)
     return net, None
 
 
@@ -371,18 +371,18 @@ def accelerate(folder: Path) -> Made:
 
     net, tool = _trained("accelerate")
     assert tool is not None
-    place = folder / "step_100"
-    place.mkdir()
-    save_file(net.state_dict(), str(place / "model.safetensors"), metadata={"format": "pt"})
-    torch.save(tool.state_dict(), place / "optimizer.bin")
-    torch.save(torch.optim.lr_scheduler.StepLR(tool, 10).state_dict(), place / "scheduler.bin")
+    checkpoint = folder / "step_100"
+    checkpoint.mkdir()
+    save_file(net.state_dict(), str(checkpoint / "model.safetensors"), metadata={"format": "pt"})
+    torch.save(tool.state_dict(), checkpoint / "optimizer.bin")
+    torch.save(torch.optim.lr_scheduler.StepLR(tool, 10).state_dict(), checkpoint / "scheduler.bin")
     states = {
         "step": 100,
         "random_state": random.getstate(),
         "numpy_random_seed": np.random.get_state(),  # as accelerate does
         "torch_manual_seed": torch.get_rng_state(),
     }
-    torch.save(states, place / "random_states_0.pkl")
+    torch.save(states, checkpoint / "random_states_0.pkl")
     return net, tool
 
 
@@ -391,17 +391,17 @@ def trainer(folder: Path) -> Made:
 
     net, tool = _trained("trainer")
     assert tool is not None
-    place = folder / "checkpoint-500"
-    place.mkdir()
-    save_file(net.state_dict(), str(place / "model.safetensors"), metadata={"format": "pt"})
-    torch.save(tool.state_dict(), place / "optimizer.pt")
-    torch.save(torch.optim.lr_scheduler.StepLR(tool, 10).state_dict(), place / "scheduler.pt")
-    torch.save({"python": random.getstate(), "cpu": torch.get_rng_state()}, place / "rng_state.pth")
-    torch.save({"lr": 5e-5, "output_dir": "out"}, place / "training_args.bin")
-    (place / "config.json").write_text(
+    checkpoint = folder / "checkpoint-500"
+    checkpoint.mkdir()
+    save_file(net.state_dict(), str(checkpoint / "model.safetensors"), metadata={"format": "pt"})
+    torch.save(tool.state_dict(), checkpoint / "optimizer.pt")
+    torch.save(torch.optim.lr_scheduler.StepLR(tool, 10).state_dict(), checkpoint / "scheduler.pt")
+    torch.save({"python": random.getstate(), "cpu": torch.get_rng_state()}, checkpoint / "rng_state.pth")
+    torch.save({"lr": 5e-5, "output_dir": "out"}, checkpoint / "training_args.bin")
+    (checkpoint / "config.json").write_text(
         '{"architectures": ["Block"], "hidden_size": 8, "model_type": "block"}'
     )
-    (place / "trainer_state.json").write_text('{"epoch": 1.0, "global_step": 500, "log_history": []}')
+    (checkpoint / "trainer_state.json").write_text('{"epoch": 1.0, "global_step": 500, "log_history": []}')
     return net, tool
 
 

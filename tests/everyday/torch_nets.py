@@ -159,8 +159,8 @@ def step(net: nn.Module, kind: str, tool: torch.optim.Optimizer, seed: int = 2) 
     """Make one update towards random targets; nothing else in the network changes if it is in `eval` mode."""
     tool.zero_grad()
     y = net(torch.from_numpy(inputs(kind, seed, 8)))
-    wanted = torch.from_numpy(np.random.default_rng(seed + 100).standard_normal(tuple(y.shape))).float()
-    ((y - 3 * wanted) ** 2).sum().backward()
+    targets = torch.from_numpy(np.random.default_rng(seed + 100).standard_normal(tuple(y.shape))).float()
+    ((y - 3 * targets) ** 2).sum().backward()
     tool.step()
 
 
@@ -184,7 +184,7 @@ def returns(net: nn.Module, kind: str) -> np.ndarray:
     """Return the returns of two episodes of Pendulum that a policy plays."""
     import gymnasium
 
-    found = []
+    totals = []
     scale = 1 if kind == "gaussian" else 2
     for seed in (1000, 1001):
         env = gymnasium.make("Pendulum-v1")
@@ -195,5 +195,5 @@ def returns(net: nn.Module, kind: str) -> np.ndarray:
                 action = scale * net(torch.from_numpy(observation.astype(np.float32))[None])[0].numpy()
             observation, reward, ended, cut, _ = env.step(action)
             total, over = total + float(reward), ended or cut
-        found.append(total)
-    return np.array(found)
+        totals.append(total)
+    return np.array(totals)

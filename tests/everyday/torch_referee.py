@@ -82,8 +82,8 @@ def _network(case: Case, dicts: Sequence[tuple[str, dict[Any, Any]]]) -> tuple[n
         return _actor(case, dicts), "actor"
     reasons = []
     ordered = sorted(dicts, key=lambda d: any(word in d[0].lower() for word in ELSEWHERE))
-    for path, found in ordered:
-        tensors = {k: v for k, v in found.items() if isinstance(k, str) and isinstance(v, torch.Tensor)}
+    for path, entries in ordered:
+        tensors = {k: v for k, v in entries.items() if isinstance(k, str) and isinstance(v, torch.Tensor)}
         tensors = {k: v for k, v in tensors.items() if k not in {"action_scale", "action_bias"}}
         if not tensors or "exp_avg" in tensors:
             continue
@@ -105,12 +105,12 @@ def _network(case: Case, dicts: Sequence[tuple[str, dict[Any, Any]]]) -> tuple[n
 def _actor(case: Case, dicts: Sequence[tuple[str, dict[Any, Any]]]) -> nn.Module:
     """Fill a policy from an agent's actor, whose layers are deeper and stand beside others."""
     net = nets.build(case.net)
-    for _, found in sorted(dicts, key=lambda d: any(word in d[0].lower() for word in ELSEWHERE)):
+    for _, entries in sorted(dicts, key=lambda d: any(word in d[0].lower() for word in ELSEWHERE)):
         state = {}
-        for own, theirs in zip(NAMES[case.net], case.layers, strict=True):
+        for own, layer in zip(NAMES[case.net], case.layers, strict=True):
             for kind in ("weight", "bias"):
-                ending = f".{theirs}.{kind}"
-                values = [v for k, v in found.items() if isinstance(k, str) and f".{k}".endswith(ending)]
+                ending = f".{layer}.{kind}"
+                values = [v for k, v in entries.items() if isinstance(k, str) and f".{k}".endswith(ending)]
                 # The actor stands before its target.
                 state.update({f"{own}.{kind}": v for v in values[:1]})
         if len(state) == len(net.state_dict()):
@@ -192,10 +192,10 @@ def _safetensors(case: Case, path: str, reference: dict[str, np.ndarray]) -> Non
     groups = [
         (p, {k.removeprefix(p): v for k, v in tensors.items() if k.startswith(p)}) for p in sorted(prefixes)
     ]
-    wanted = set(nets.build(case.net, case.layers).state_dict())
+    names = set(nets.build(case.net, case.layers).state_dict())
     for index, (prefix, group) in enumerate(groups):
-        if case.optimizer or len(groups) > 1 or len(group) > len(wanted):
-            groups[index] = prefix, {k: v for k, v in group.items() if k in wanted}
+        if case.optimizer or len(groups) > 1 or len(group) > len(names):
+            groups[index] = prefix, {k: v for k, v in group.items() if k in names}
     net, _ = _network(case, groups or [("", tensors)])
     compare_outputs(nets.outputs(net, case.net), reference["outputs"])
 
@@ -204,16 +204,16 @@ def _npz(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
     """Find every array of the source's network, bit for bit, under a name that ends as its own."""
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
-    for key, wanted in reference.items():
+    for key, expected in reference.items():
         if not key.startswith("weight:"):
             continue
         ending = key.rpartition(".")[2].rpartition("/")[2].lstrip("_")
         same = [
             name
             for name, array in arrays.items()
-            if array.shape == wanted.shape
+            if array.shape == expected.shape
             and name.rpartition(".")[2].rpartition("/")[2].lstrip("_") == ending
-            and np.array_equal(_number(array), wanted)
+            and np.array_equal(_number(array), expected)
         ]
         if not same:
             raise DifferenceError(f"no array of the result is {key.removeprefix('weight:')}")
@@ -232,6 +232,6 @@ def _onnx(case: Case, path: str, reference: dict[str, np.ndarray]) -> None:
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (start, *_rest) = session.get_inputs()
-    found = session.run(None, {start.name: nets.inputs(case.net, 1)})[0]
+    outputs = session.run(None, {start.name: nets.inputs(case.net, 1)})[0]
     scale = 1 if case.net == "gaussian" else 2
-    compare_outputs(found, np.clip(scale * reference["outputs"], -2, 2))
+    compare_outputs(outputs, np.clip(scale * reference["outputs"], -2, 2))

@@ -64,26 +64,26 @@ def examine(cases: Sequence[Case], folder: Path) -> dict[Case, tuple[list[str], 
     Return the faults of each, a sentence for one, and what people see (`_shown`).
     """
     folders = [folder / str(number) for number in range(len(cases))]
-    prepared = {place: Prepared(case, place) for place, case in zip(folders, cases, strict=True)}
-    runs = watched.run({place: each.words for place, each in prepared.items()})
-    return {each.case: _judge(each, runs[place]) for place, each in prepared.items()}
+    prepared = {folder: Prepared(case, folder) for folder, case in zip(folders, cases, strict=True)}
+    runs = watched.run({folder: preparation.words for folder, preparation in prepared.items()})
+    return {preparation.case: _judge(preparation, runs[folder]) for folder, preparation in prepared.items()}
 
 
 def _judge(prepared: Prepared, runs: list[Seen]) -> tuple[list[str], str]:
     case, home, out, commands = prepared.case, prepared.home, prepared.out, prepared.commands
     wrong: list[str] = []
-    for (words, wanted), seen in zip(commands, runs, strict=True):
-        wrong += [f"{words[0]} {words[-1]}: {what}" for what in faults(seen, wanted, home, out)]
+    for (words, expected), run in zip(commands, runs, strict=True):
+        wrong += [f"{words[0]} {words[-1]}: {what}" for what in faults(run, expected, home, out)]
     if case.inspect == 0 and case.shows not in runs[0].out:
         wrong.append(f"inspect does not show {case.shows!r}: {runs[0].out[:300]}")
     # A file that cannot be listed is refused in the same words by all commands.
-    for (words, wanted), seen in zip(commands[1:], runs[1:], strict=True):
-        alike = _refusal(seen.err, words[0]) == _refusal(runs[0].err, "inspect")
-        if case.inspect == wanted == 2 and words[-1] != "--json" and not alike:
-            wrong.append(f"{words[0]} refuses it in other words: {seen.err.strip()}")
+    for (words, expected), run in zip(commands[1:], runs[1:], strict=True):
+        alike = _refusal(run.err, words[0]) == _refusal(runs[0].err, "inspect")
+        if case.inspect == expected == 2 and words[-1] != "--json" and not alike:
+            wrong.append(f"{words[0]} refuses it in other words: {run.err.strip()}")
     if _state(home) != prepared.before:
         wrong.append("the input is not what it was")
-    left = sorted(found.name for found in out.iterdir())
+    left = sorted(path.name for path in out.iterdir())
     if left and (case.convert == 2 or left not in (["made.npz", "made.npz.ckpttool.json"], ["made.npz"])):
         wrong.append(f"left behind: {left}")
     shown = _shown(case, [words[0] for words, _ in commands], runs)
@@ -106,16 +106,16 @@ def _shown(case: Case, commands: list[object], runs: list[Seen]) -> str:
         "digest": case.digest if case.convert is None else None,
         "eval": case.eval,
     }
-    for command, seen in zip(commands, runs, strict=True):
+    for command, run in zip(commands, runs, strict=True):
         if always.get(str(command)) == 2:
-            lines += seen.err.splitlines()
+            lines += run.err.splitlines()
     return _short(case, "\n".join(lines))
 
 
 def _short(case: Case, text: str) -> str:
     """Return the text without what differs between machines, folders and versions of libraries."""
-    for found, put in (*_VARYING, *(_OF_HDF5 if case.name.startswith(("hdf5-", "keras-")) else ())):
-        text = re.sub(found, put, text)
+    for pattern, put in (*_VARYING, *(_OF_HDF5 if case.name.startswith(("hdf5-", "keras-")) else ())):
+        text = re.sub(pattern, put, text)
     return text
 
 
@@ -160,26 +160,26 @@ def _commands(case: Case, path: Path, out: Path) -> list[tuple[tuple[object, ...
             del every[2]
             if case.digest == case.convert:
                 del every[2]
-    return [(words, wanted) for words, wanted in every if wanted is not None]
+    return [(words, expected) for words, expected in every if expected is not None]
 
 
 def faults(seen: Seen, wanted: int, home: Path, out: Path) -> list[str]:
     """Return what a command did that no command may do, or that it did not end as it must."""
-    said = seen.out + seen.err
+    text = seen.out + seen.err
     wrong = []
     if seen.status != wanted:
         wrong.append(f"status {seen.status} instead of {wanted}: {seen.err.strip()[:300] or seen.out[:300]}")
-    if "Traceback" in said or "unexpected" in seen.err.partition("\n")[0]:
-        wrong.append(f"a traceback: {said[-600:]}")
+    if "Traceback" in text or "unexpected" in seen.err.partition("\n")[0]:
+        wrong.append(f"a traceback: {text[-600:]}")
     if seen.seconds > watched.SECONDS - 1:
         wrong.append(f"took {seen.seconds:.1f} s")
     if seen.memory > watched.MEMORY:
         wrong.append(f"took {seen.memory >> 20:,} MiB")
-    if not said.replace("\n", "").isprintable():
-        wrong.append(f"prints {sorted({letter for letter in said if not letter.isprintable()} - {chr(10)})}")
+    if not text.replace("\n", "").isprintable():
+        wrong.append(f"prints {sorted({letter for letter in text if not letter.isprintable()} - {chr(10)})}")
     lines = _refusal(seen.err, "").count("\n")
     if seen.status == 2 and not seen.out.startswith("{") and (seen.out or lines > 2):
-        wrong.append(f"more than a sentence: {said[:400]}")
+        wrong.append(f"more than a sentence: {text[:400]}")
     wrong += [f"opened {path}" for path in seen.read if _foreign(path, home, out)]
     wrong += [f"wrote {path}" for path in seen.written if not _below(path, out) and path != os.devnull]
     wrong += [f"{event} {first}" for event, first in seen.acts if not _own(event, first, out)]
@@ -219,10 +219,10 @@ def _own(event: str, first: str, out: Path) -> bool:
 
 def _state(folder: Path) -> dict[str, tuple[object, ...]]:
     """Return what tells whether anything in the folder changed: sizes, times, bytes, names."""
-    found: dict[str, tuple[object, ...]] = {}
+    state: dict[str, tuple[object, ...]] = {}
     for path in sorted(folder.rglob("*")):
         known = path.lstat()
         whole = path.is_file() and os.access(path, os.R_OK) and known.st_size < 64 << 20
         data = hashlib.sha256(path.read_bytes()).hexdigest() if whole else ""
-        found[str(path)] = (known.st_mode, known.st_size, known.st_mtime_ns, data)
-    return found
+        state[str(path)] = (known.st_mode, known.st_size, known.st_mtime_ns, data)
+    return state

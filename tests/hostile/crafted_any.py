@@ -68,8 +68,8 @@ def _socket(folder: Path) -> Path:
     # A socket's own path may have no more than 107 bytes.
     here = os.open(folder, os.O_RDONLY)
     try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(f"/proc/self/fd/{here}/model.pt")
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"/proc/self/fd/{here}/model.pt")
     finally:
         os.close(here)
     return folder / "model.pt"

@@ -25,9 +25,9 @@ def _with(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], Path]:
 
     def make(folder: Path) -> Path:
         path = Path(shutil.copy(TORCH_SAMPLE, folder / "agent.pt"))
-        told = json.loads(Path(f"{TORCH_SAMPLE}.ckpttool.json").read_text())
-        change(told)
-        Path(f"{path}.ckpttool.json").write_text(json.dumps(told))
+        record = json.loads(Path(f"{TORCH_SAMPLE}.ckpttool.json").read_text())
+        change(record)
+        Path(f"{path}.ckpttool.json").write_text(json.dumps(record))
         (folder / "hostile_module.py").write_text(_MODULE)
         return path
 

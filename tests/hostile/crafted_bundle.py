@@ -199,13 +199,13 @@ def _box(start: int, length: int) -> bytes:
 
 def _parts(*places: tuple[int, int]) -> dict[bytes, bytes]:
     """Slices of `w`, each in its own bytes of the shard, by the keys of ordered_code.cc."""
-    found, at = {}, 0
+    entries, at = {}, 0
     for start, length in places:
         data = FLOATS[at : at + 4 * length]
         key = b"\0w\0\1\1\1" + bytes([0x80 + start, 0x80 + length])
-        found[key] = entry(1, shape(length), at, 4 * length, masked(data))
+        entries[key] = entry(1, shape(length), at, 4 * length, masked(data))
         at += 4 * length
-    return found
+    return entries
 
 
 def _sliced(cut: bytes, *places: tuple[int, int]) -> Make:

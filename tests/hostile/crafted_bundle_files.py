@@ -16,13 +16,13 @@ _STATE = "`checkpoint` file with absolute/.. paths"
 _BUNDLE = listed(GOOD)
 
 
-def _then(change: Callable[[Path], object], make: Make = _BUNDLE, given: str = "x.index") -> Make:
+def _then(change: Callable[[Path], object], make: Make = _BUNDLE, relative: str = "x.index") -> Make:
     """Return the maker of a bundle that is changed after it was written."""
 
     def made(folder: Path) -> Path:
         make(folder)
         change(folder)
-        return folder / given
+        return folder / relative
 
     return made
 
@@ -94,15 +94,15 @@ _FILES = (
         _then(lambda folder: ((folder / SHARD).unlink(), (folder / SHARD).mkdir())),
     ),
     Case("bundle-shard-fifo", _LINE, _then(_fifo(SHARD))),
-    Case("bundle-index-fifo", _LINE, _then(_fifo("x.index"), given="x")),
+    Case("bundle-index-fifo", _LINE, _then(_fifo("x.index"), relative="x")),
     Case("bundle-shard-out", _LINKS, _then(_to_bait)),
     Case("bundle-shard-nowhere", _LINKS, _then(lambda folder: _linked(folder, SHARD, "gone"))),
     Case("bundle-shard-within", _LINKS, _then(_within), 0, 0, 0, shows="w"),
-    Case("bundle-cached", _LINKS, _then(_cached, given="snapshot"), 0, 0, 0, shows="w"),
+    Case("bundle-cached", _LINKS, _then(_cached, relative="snapshot"), 0, 0, 0, shows="w"),
     Case("bundle-strings-in-a-hole", _LINE, _then(_sparse, _HOLES), 0),
     Case("bundle-index-600-mib", _LINE, _then(_huge("x.index", 600 << 20))),
     *(
-        Case(f"bundle-as-{way}", _LINE, _then(lambda _: None, given=_given(way)), 0, 0, 0, shows="w")
+        Case(f"bundle-as-{way}", _LINE, _then(lambda _: None, relative=_given(way)), 0, 0, 0, shows="w")
         for way in ("prefix", "shard", "folder")
     ),
     *(
@@ -112,14 +112,14 @@ _FILES = (
 )
 
 
-def _state(text: bytes, change: Callable[[Path], object] = lambda _: None, given: str = ".") -> Make:
+def _state(text: bytes, change: Callable[[Path], object] = lambda _: None, relative: str = ".") -> Make:
     """Return the maker of a folder with a bundle and a state file."""
 
     def made(folder: Path) -> Path:
         _BUNDLE(folder)
         (folder / "checkpoint").write_bytes(text)
         change(folder)
-        return folder / given
+        return folder / relative
 
     return made
 

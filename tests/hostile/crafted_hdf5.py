@@ -190,7 +190,7 @@ def _chunk_elsewhere(*places: int) -> Make:
         at = -1
         while (at := data.find(b"TREE\x01", at + 1)) >= 0:
             key = at + 24
-            data[key + 8 : key + 24] = b"".join(each.to_bytes(8, "little") for each in (*offset, byte))
+            data[key + 8 : key + 24] = b"".join(number.to_bytes(8, "little") for number in (*offset, byte))
         path.write_bytes(data)
         return path
 

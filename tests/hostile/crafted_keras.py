@@ -51,8 +51,8 @@ def _kept(config: bytes | dict[str, Any], *more: Made, kind: str = "") -> Make:
 
     def make(folder: Path) -> Path:
         about = Made("metadata.json", b'{"keras_version": "3.10.0"}')
-        held = Made("model.weights.h5", weights(kind))
-        members = [about, deflated("config.json", text), held, *more]
+        weights_member = Made("model.weights.h5", weights(kind))
+        members = [about, deflated("config.json", text), weights_member, *more]
         return written("model.keras", archive(members))(folder)
 
     return make
@@ -64,12 +64,12 @@ def _declared(folder: Path) -> Path:
     return written("model.keras", archive([huge, Made("model.weights.h5", weights())]))(folder)
 
 
-def _packed(more: int = 0, **said: int) -> Make:
+def _packed(more: int = 0, **claims: int) -> Make:
     """Return the maker of an archive whose weights are compressed, and claimed to be `more` bytes longer."""
 
     def make(folder: Path) -> Path:
-        held = deflated("model.weights.h5", weights(), **{"size": len(weights()) + more, **said})
-        return written("model.keras", archive([Made("config.json", _GOOD), held]))(folder)
+        weights_member = deflated("model.weights.h5", weights(), **{"size": len(weights()) + more, **claims})
+        return written("model.keras", archive([Made("config.json", _GOOD), weights_member]))(folder)
 
     return make
 

@@ -48,8 +48,8 @@ def node(op: str, inputs: Sequence[str], outputs: Sequence[str], *attributes: by
 
 def graph(*tensors: bytes, nodes: Sequence[bytes] = (), more: bytes = b"") -> bytes:
     """Return a GraphProto of these constants and nodes."""
-    made = b"".join(field(1, each) for each in nodes) + field(2, "g")
-    return made + b"".join(field(5, each) for each in tensors) + more
+    content = b"".join(field(1, node) for node in nodes) + field(2, "g")
+    return content + b"".join(field(5, tensor) for tensor in tensors) + more
 
 
 def model(whole: bytes, opset: bytes | None = None) -> bytes:

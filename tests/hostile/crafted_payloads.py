@@ -31,15 +31,15 @@ _STATE = archive(dumps({"w": tensor()}, 2), {"0": floats(1, 2, 3, 4)})
 
 def _zip(members: dict[str, bytes]) -> bytes:
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as made:
+    with zipfile.ZipFile(stream, "w") as built:
         for name, data in members.items():
-            made.writestr(name, data)
+            built.writestr(name, data)
     return stream.getvalue()
 
 
 def _settings(payload: bytes) -> bytes:
-    held = {":type:": "", ":serialized:": base64.b64encode(payload).decode()}
-    return json.dumps({"policy_class": held, "gamma": 0.99}).encode()
+    pickled = {":type:": "", ":serialized:": base64.b64encode(payload).decode()}
+    return json.dumps({"policy_class": pickled, "gamma": 0.99}).encode()
 
 
 def _sb3(payload: bytes, state: bytes = _STATE) -> Callable[[Path], Path]:

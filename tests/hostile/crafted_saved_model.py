@@ -88,7 +88,7 @@ def _function(name: str, node: bytes, *arguments: str) -> bytes:
 
 def _calls(name: str, function: str, *inputs: str) -> bytes:
     attribute = field(5, field(1, "f") + field(2, field(10, field(1, function))))
-    return _node("StatefulPartitionedCall", name, *(field(3, each) for each in inputs), attribute)
+    return _node("StatefulPartitionedCall", name, *(field(3, input_) for input_ in inputs), attribute)
 
 
 def _constant(name: str, text: str | bytes) -> bytes:
@@ -190,10 +190,10 @@ def _asset(name: str) -> bytes:
 
 def _nested(levels: int) -> bytes:
     """Messages of field 1 in one another, as many as a parser by recursion would die of."""
-    found = b""
+    message = b""
     for _ in range(levels):
-        found = b"\x0a" + varint(len(found)) + found
-    return found
+        message = b"\x0a" + varint(len(message)) + message
+    return message
 
 
 def _fifo(folder: Path) -> None:

@@ -28,8 +28,8 @@ _HUGE = 1 << 62
 def _case(
     name: str, value: object = None, storages: dict[str, bytes] | None = None, shows: str = "", **more: Any
 ) -> Case:
-    made = torch_file({"w": value} if value is not None else None, storages)
-    return Case(f"torch-{name}", _LINE, made, shows=shows, **more)
+    make_file = torch_file({"w": value} if value is not None else None, storages)
+    return Case(f"torch-{name}", _LINE, make_file, shows=shows, **more)
 
 
 def _quick(name: str, value: object, storages: dict[str, bytes] | None = None, **more: Any) -> Case:
@@ -117,13 +117,13 @@ def _chain(count: int) -> Callable[[Path], Path]:
     """Return the maker of a tensor that is an attribute of a tensor, and so on, each of another view."""
 
     def make(folder: Path) -> Path:
-        place = dumps(storage("0", count), 2)[2:-1]
+        location = dumps(storage("0", count), 2)[2:-1]
         # _rebuild_from_type_v2(function, type, arguments, state): the last one is in the memo as number 1000.
         step = (
             b"0ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_tensor_v2\nctorch\nTensor\n"
             b"(%bJ%b(K\x01t(K\x01t\x89}t}X\x01\x00\x00\x00mj\xe8\x03\x00\x00stRr\xe8\x03\x00\x00"
         )
-        steps = b"".join(step % (place, number.to_bytes(4, "little")) for number in range(count))
+        steps = b"".join(step % (location, number.to_bytes(4, "little")) for number in range(count))
         pickled = b"\x80\x02Nr\xe8\x03\x00\x00" + steps + b"0}X\x01\x00\x00\x00wj\xe8\x03\x00\x00s."
         return torch_file(pickled, {"0": bytes(4 * count)})(folder)
 
@@ -139,10 +139,10 @@ def _quantised(scheme: object) -> PickleObject:
 
 
 def _nested(depth: int) -> PickleObject:
-    made = _quantised((_QUANTISED, 0.5, 3))
+    value = _quantised((_QUANTISED, 0.5, 3))
     for _ in range(depth):
-        made = _quantised((_QUANTISED, made, made))
-    return made
+        value = _quantised((_QUANTISED, value, value))
+    return value
 
 
 def _sparse(layout: str, *parts: object) -> PickleObject:
@@ -180,8 +180,8 @@ _PARTS = (
 
 
 def _script(*more: Made, constants: bytes | None = None) -> Callable[[Path], Path]:
-    made = [Made("archive/constants.pkl", dumps(()) if constants is None else constants), *more]
-    return zipped([*members(), *made])
+    further = [Made("archive/constants.pkl", dumps(()) if constants is None else constants), *more]
+    return zipped([*members(), *further])
 
 
 _SCRIPT = (

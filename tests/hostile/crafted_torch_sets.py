@@ -26,7 +26,7 @@ def _stream(
 ) -> bytes:
     """Return a stream of torch's before 1.6: five pickles, then a count and the bytes of each storage."""
     start = [more.get("magic", MAGIC), more.get("protocol", 1001), {"little_endian": True}]
-    parts = [dumps(each, 2) for each in (*start, {"w": value or tensor(_whole())}, list(keys))]  # type: ignore[call-overload]
+    parts = [dumps(value, 2) for value in (*start, {"w": value or tensor(_whole())}, list(keys))]  # type: ignore[call-overload]
     return b"".join(parts) + struct.pack("<q", count) + data
 
 
@@ -74,12 +74,12 @@ def _tar(
     }
     change(files)
     stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as made:
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as built:
         for name, data in files.items():
             info = data if isinstance(data, tarfile.TarInfo) else tarfile.TarInfo(name.strip())
             content = b"" if isinstance(data, tarfile.TarInfo) else data
             info.size = len(content)
-            made.addfile(info, io.BytesIO(content))
+            built.addfile(info, io.BytesIO(content))
     return written("model.pt", stream.getvalue() + behind)
 
 
@@ -148,16 +148,16 @@ def _folder(
     files: dict[str, bytes], links: dict[str, str] | None = None, fifo: str = ""
 ) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
-        made = folder / "model"
-        made.mkdir()
+        target = folder / "model"
+        target.mkdir()
         for name, data in files.items():
-            (made / name).parent.mkdir(exist_ok=True)
-            (made / name).write_bytes(data)
+            (target / name).parent.mkdir(exist_ok=True)
+            (target / name).write_bytes(data)
         for name, to in (links or {}).items():
-            (made / name).symlink_to(to)
+            (target / name).symlink_to(to)
         if fifo:
-            os.mkfifo(made / fifo)
-        return made
+            os.mkfifo(target / fifo)
+        return target
 
     return make
 
@@ -236,14 +236,14 @@ def _dcp(
     items: dict[str, PickleObject], shard: bytes = _ITEM, entry: PickleObject | None = None, **more: Any
 ) -> Callable[[Path], Path]:
     """Return the maker of a folder of torch.distributed.checkpoint with a tensor for each item."""
-    told = {
+    metadata = {
         "state_dict_metadata": {name: entry or _entry() for name in items},
         "planner_data": {name: (name,) for name in items},
         "storage_data": {
             _made("MetadataIndex", {"fqn": n, "offset": (0,), "index": 0}): i for n, i in items.items()
         },
     }
-    return _folder({".metadata": dumps(_made("Metadata", told), 4), _RANK: shard}, **more)
+    return _folder({".metadata": dumps(_made("Metadata", metadata), 4), _RANK: shard}, **more)
 
 
 def _distributed(name: str, make: Callable[[Path], Path], shows: str = "", **more: Any) -> Case:
@@ -280,8 +280,8 @@ _DCP = (
 
 def _sb3(*more: Made, state: bytes | None = None, settings: bytes = b"{}") -> Callable[[Path], Path]:
     policy = archive(members()) if state is None else state
-    made = [Made("data", settings), Made("policy.pth", policy), Made("_stable_baselines3_version", b"2.3.2")]
-    return zipped([*made, *more], "agent.zip")
+    built = [Made("data", settings), Made("policy.pth", policy), Made("_stable_baselines3_version", b"2.3.2")]
+    return zipped([*built, *more], "agent.zip")
 
 
 def _agent(name: str, make: Callable[[Path], Path], shows: str = "", **more: Any) -> Case:

@@ -35,8 +35,8 @@ def _damaged(name: str, make: Callable[[Path], Path]) -> Case:
 
 
 def _fine(name: str, make: Callable[[Path], Path], shows: str = "", **more: Any) -> Case:
-    given = {"inspect": 0, "digest": 0, "convert": 0, **more}
-    return Case(f"zip-{name}", _LINE, make, shows=shows, **given)
+    expected = {"inspect": 0, "digest": 0, "convert": 0, **more}
+    return Case(f"zip-{name}", _LINE, make, shows=shows, **expected)
 
 
 def _local(**fields: Any) -> Callable[[Path], Path]:
@@ -182,8 +182,8 @@ def _zeroed(made: list[Made]) -> list[Made]:
     return [Made(**{**vars(member), "crc": 0}) for member in made]
 
 
-def _crc(place: int) -> Callable[[Path], Path]:
-    return zipped(changed(place, crc=1))
+def _crc(number: int) -> Callable[[Path], Path]:
+    return zipped(changed(number, crc=1))
 
 
 _CHECKSUMS = (
@@ -209,8 +209,8 @@ def _packed(**more: Any) -> Made:
 
 
 def _in_place(member: Made) -> Callable[[Path], Path]:
-    made = members()
-    return zipped([*made[:2], member, made[3]])
+    changed_members = members()
+    return zipped([*changed_members[:2], member, changed_members[3]])
 
 
 _LATER = _packed(flags=8, local={"crc": 0, "stored": 0, "size": 0})

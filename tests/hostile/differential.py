@@ -169,9 +169,9 @@ def verdict(reader: str | None, mine: Answer, theirs: Answer | None, truth: Form
     word, detail, other = theirs
     if word == "read":
         form = _compared(reader, form)
-        found, refused = difference(form, other)
-        if found or not refused:
-            return Verdict("different", found) if found else Verdict("equal")
+        result, refused = difference(form, other)
+        if result or not refused:
+            return Verdict("different", result) if result else Verdict("equal")
         detail = refused
     if word in ("crash", "hang", "memory"):
         return Verdict("explained", _BROKEN)
@@ -210,17 +210,17 @@ _TENSOR = re.compile(r"[a-z]\w*\[")
 _LABEL = re.compile(r"""\[["']+(?:[(<]|tensor\()""")
 
 
-def _without_labels(mine: Form, theirs: Form) -> tuple[Form, Form]:
+def _without_labels(mine: Form, expected: Form) -> tuple[Form, Form]:
     """Return the forms without the entries whose keys are no text, if both give these the same values.
 
     The readers spell such keys in different ways.
     """
-    own = {name: value for name, value in mine.items() if name not in theirs}
-    other = {name: value for name, value in theirs.items() if name not in mine}
+    own = {name: value for name, value in mine.items() if name not in expected}
+    other = {name: value for name, value in expected.items() if name not in mine}
     if not other or not all(map(_LABEL.search, other)) or sorted(own.values()) != sorted(other.values()):
-        return mine, theirs
-    both = mine.keys() & theirs.keys()
-    return {name: mine[name] for name in both}, {name: theirs[name] for name in both}
+        return mine, expected
+    both = mine.keys() & expected.keys()
+    return {name: mine[name] for name in both}, {name: expected[name] for name in both}
 
 
 class Workplace:
@@ -237,17 +237,17 @@ class Workplace:
 
     def home(self, number: int) -> Path:
         """Return the folder of a file of the batch, which is empty."""
-        made = self.folder / f"{number}" / "case"
-        shutil.rmtree(made.parent, ignore_errors=True)
-        made.mkdir(parents=True)
-        return made
+        target = self.folder / f"{number}" / "case"
+        shutil.rmtree(target.parent, ignore_errors=True)
+        target.mkdir(parents=True)
+        return target
 
     def answers(self, reader: str | None, paths: Sequence[str]) -> tuple[list[Answer], list[Answer | None]]:
         """Let ckpttool and the reference read the files at the same time."""
         with ThreadPoolExecutor(1) as other:
-            theirs = other.submit(lambda: list(attempts(reader, paths, self.folder)) if reader else [])
+            pending = other.submit(lambda: list(attempts(reader, paths, self.folder)) if reader else [])
             mine = list(attempts(OURS, paths, self.folder))
-            return mine, list(theirs.result()) if reader else [None] * len(paths)
+            return mine, list(pending.result()) if reader else [None] * len(paths)
 
 
 def compare(seed: Seed, mutants: int, first: int, keep: Path | None) -> Tally:
@@ -255,27 +255,27 @@ def compare(seed: Seed, mutants: int, first: int, keep: Path | None) -> Tally:
     tally, began = Tally(slug(seed)), time.monotonic()
     names = kinds(seed)
     plan = [(names[number % len(names)], number) for number in range(first, first + mutants)]
-    with Workplace() as place:
-        truth = _truth(seed, place, tally)
+    with Workplace() as location:
+        truth = _truth(seed, location, tally)
         for start in range(0, len(plan), BATCH):
             part = plan[start : start + BATCH]
-            paths = [_filled(place.home(at), seed, kind, number) for at, (kind, number) in enumerate(part)]
-            mine, theirs = place.answers(seed.peer, paths)
+            paths = [_filled(location.home(at), seed, kind, number) for at, (kind, number) in enumerate(part)]
+            mine, expected = location.answers(seed.peer, paths)
             for at, (kind, number) in enumerate(part):
-                held = truth if seed.covered and kind in ("bits", "spans") else None
-                found = verdict(seed.peer, mine[at], theirs[at], held)
-                if found.outcome == "different" and _changing(seed, paths[at], theirs[at], place):
-                    found = Verdict("explained", _CHANGING)
-                _count(tally, found, theirs[at], held)
-                if found.outcome in FAULTS:
-                    _keep(tally, found, f"{kind}-{number}", place.folder / f"{at}" / "case", keep)
+                true_form = truth if seed.covered and kind in ("bits", "spans") else None
+                outcome = verdict(seed.peer, mine[at], expected[at], true_form)
+                if outcome.outcome == "different" and _changing(seed, paths[at], expected[at], location):
+                    outcome = Verdict("explained", _CHANGING)
+                _count(tally, outcome, expected[at], true_form)
+                if outcome.outcome in FAULTS:
+                    _keep(tally, outcome, f"{kind}-{number}", location.folder / f"{at}" / "case", keep)
     tally.seconds = time.monotonic() - began
     return tally
 
 
-def _changing(seed: Seed, path: str, theirs: Answer | None, place: Workplace) -> bool:
+def _changing(seed: Seed, path: str, expected: Answer | None, workplace: Workplace) -> bool:
     """Return whether the reference reads the file differently when it reads it again."""
-    return [theirs] != list(attempts(seed.peer or OURS, [path], place.folder))
+    return [expected] != list(attempts(seed.peer or OURS, [path], workplace.folder))
 
 
 def _filled(home: Path, seed: Seed, kind: str | None, number: int) -> str:
@@ -285,34 +285,34 @@ def _filled(home: Path, seed: Seed, kind: str | None, number: int) -> str:
     return str(home / seed.path)
 
 
-def _truth(seed: Seed, place: Workplace, tally: Tally) -> Form:
+def _truth(seed: Seed, workplace: Workplace, tally: Tally) -> Form:
     """Return what the sound seed holds; the readers must agree on it."""
-    path = _filled(place.home(0), seed, None, 0)
-    (mine,), (theirs,) = place.answers(seed.peer, [path])
-    found = verdict(seed.peer, mine, theirs)
-    if found.outcome != ("equal" if seed.read else "refused"):
-        tally.counts[found.outcome] += 1
+    path = _filled(workplace.home(0), seed, None, 0)
+    (mine,), (expected,) = workplace.answers(seed.peer, [path])
+    outcome = verdict(seed.peer, mine, expected)
+    if outcome.outcome != ("equal" if seed.read else "refused"):
+        tally.counts[outcome.outcome] += 1
         tally.faults.append(
-            f"the seed itself: {found.outcome} {found.why} {mine[:2]} {theirs and theirs[:2]}"
+            f"the seed itself: {outcome.outcome} {outcome.why} {mine[:2]} {expected and expected[:2]}"
         )
     return mine[2]
 
 
-def _count(tally: Tally, found: Verdict, theirs: Answer | None, held: Form | None = None) -> None:
+def _count(tally: Tally, outcome: Verdict, expected: Answer | None, truth: Form | None = None) -> None:
     tally.files += 1
-    tally.counts[found.outcome] += 1
-    tally.broken += theirs is not None and theirs[0] in ("crash", "hang", "memory")
-    if held is not None and theirs is not None and theirs[0] == "read":
-        tally.misread += _is_misread(tally.name, held, theirs[2])
-    if found.outcome == "explained":
-        tally.reasons[found.why] += 1
+    tally.counts[outcome.outcome] += 1
+    tally.broken += expected is not None and expected[0] in ("crash", "hang", "memory")
+    if truth is not None and expected is not None and expected[0] == "read":
+        tally.misread += _is_misread(tally.name, truth, expected[2])
+    if outcome.outcome == "explained":
+        tally.reasons[outcome.why] += 1
 
 
-def _is_misread(name: str, truth: Form, theirs: Form) -> bool:
+def _is_misread(name: str, truth: Form, form: Form) -> bool:
     """Return whether the reference gave other names or numbers, and no error for any of them."""
     truth = _compared(BY_SLUG[name].peer, truth)
-    unread = any(value.startswith(UNREADABLE) for value in theirs.values())
-    return not unread and bool(difference(truth, theirs)[0])
+    unread = any(value.startswith(UNREADABLE) for value in form.values())
+    return not unread and bool(difference(truth, form)[0])
 
 
 def _compared(reader: str | None, form: Form) -> Form:
@@ -331,14 +331,14 @@ def _compared(reader: str | None, form: Form) -> Form:
     return form
 
 
-def _keep(tally: Tally, found: Verdict, name: str, home: Path, keep: Path | None) -> None:
+def _keep(tally: Tally, outcome: Verdict, name: str, home: Path, keep: Path | None) -> None:
     if len(tally.faults) < 200:
-        tally.faults.append(f"{name}: {found.outcome}: {found.why}")
-    if keep is not None and tally.counts[found.outcome] <= 200:
-        target = keep / tally.name / f"{found.outcome}-{name}"
+        tally.faults.append(f"{name}: {outcome.outcome}: {outcome.why}")
+    if keep is not None and tally.counts[outcome.outcome] <= 200:
+        target = keep / tally.name / f"{outcome.outcome}-{name}"
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(home, target, symlinks=True)
-        (target / "WHY.txt").write_text(f"{found.why}\n", encoding="utf-8", errors="replace")
+        (target / "WHY.txt").write_text(f"{outcome.why}\n", encoding="utf-8", errors="replace")
 
 
 # Crafted files.
@@ -370,22 +370,22 @@ def crafted(keep: Path | None) -> Tally:
     from tests.test_hostile import CASES
 
     tally, began = Tally(CRAFTED), time.monotonic()
-    with Workplace() as place:
+    with Workplace() as workplace:
         waiting: dict[str, list[tuple[Path, str]]] = {}
         for number, case in enumerate(CASES):
-            home = place.home(number)
+            home = workplace.home(number)
             (home.parent / BAIT).write_bytes(b"\x11" * 4096)
             path = case.make(home)
             reader = reference(path)
             if reader is not None:
                 waiting.setdefault(reader, []).append((path, case.name))
         for reader, files in waiting.items():
-            mine, theirs = place.answers(reader, [str(path) for path, _ in files])
-            for (path, name), one, other in zip(files, mine, theirs, strict=True):
-                found = verdict(reader, one, other)
-                _count(tally, found, other)
-                if found.outcome in FAULTS:
-                    _keep(tally, found, f"{name} ({reader})", path.parent, keep)
+            mine, expected = workplace.answers(reader, [str(path) for path, _ in files])
+            for (path, name), one, other in zip(files, mine, expected, strict=True):
+                outcome = verdict(reader, one, other)
+                _count(tally, outcome, other)
+                if outcome.outcome in FAULTS:
+                    _keep(tally, outcome, f"{name} ({reader})", path.parent, keep)
     tally.seconds = time.monotonic() - began
     return tally
 
@@ -416,8 +416,8 @@ def document(tallies: Iterable[Mapping[str, Any]], page: Path = _PAGE) -> None:
     rows |= {row.split("|")[1].strip(): row for row in map(_row, tallies)}
     order = [*(seed.name for seed in SEEDS), "crafted files"]
     body = [rows[name] for name in order if name in rows]
-    made = "\n".join([f"<!-- {_MARK} -->", _HEAD, "|---|" + "---:|" * 8, *body, ""])
-    page.write_text(text[:start] + made + text[stop:], encoding="utf-8")
+    built = "\n".join([f"<!-- {_MARK} -->", _HEAD, "|---|" + "---:|" * 8, *body, ""])
+    page.write_text(text[:start] + built + text[stop:], encoding="utf-8")
 
 
 def run(names: Sequence[str], mutants: int, first: int = 0, keep: Path | None = None) -> Iterator[Tally]:
@@ -438,18 +438,18 @@ def main() -> int:
     parser.add_argument(
         "--document", action="store_true", help="write the counts into benchmarks/results/hostile.md"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     faulty = False
-    for name in given.formats:
+    for name in options.formats:
         if name not in (*BY_SLUG, CRAFTED):
             parser.error(f"unknown format {name!r} (choose from {', '.join([*BY_SLUG, CRAFTED])})")
-    for tally in run(given.formats, given.mutants, given.seed, given.keep):
-        found = tally.document()
-        sys.stdout.write(json.dumps(found) + "\n")
+    for tally in run(options.formats, options.mutants, options.seed, options.keep):
+        counts = tally.document()
+        sys.stdout.write(json.dumps(counts) + "\n")
         sys.stdout.flush()
-        faulty = faulty or any(found[outcome] for outcome in FAULTS)
-        if given.document:
-            document([found])
+        faulty = faulty or any(counts[outcome] for outcome in FAULTS)
+        if options.document:
+            document([counts])
     return int(faulty)
 
 

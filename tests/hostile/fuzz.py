@@ -31,11 +31,11 @@ def _met(name: str) -> list[str]:
     from tests.hostile.targets import BY_TARGET, attempt
 
     files: set[str] = set()
-    with room() as place:
+    with room() as workroom:
         for data in BY_TARGET[name].seeds():
             sys.setprofile(lambda frame, *_: files.add(frame.f_code.co_filename))
             try:
-                attempt(BY_TARGET[name], place, data)
+                attempt(BY_TARGET[name], workroom, data)
             finally:
                 sys.setprofile(None)
     homes = {getattr(module, "__file__", None): module.__name__ for module in list(sys.modules.values())}
@@ -92,25 +92,25 @@ def run(name: str, seconds: int, corpus: Path, artifacts: Path) -> dict[str, Any
         [*command, "--", *options], capture_output=True, text=True, errors="replace", check=False
     )
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    said = done.stdout + done.stderr
+    text = done.stdout + done.stderr
     return {
         "target": name,
-        "executions": _number(r"stat::number_of_executed_units: +(\d+)", said),
-        "edges": _number(r"cov: (\d+)", said),
-        "features": _number(r" ft: (\d+)", said),
+        "executions": _number(r"stat::number_of_executed_units: +(\d+)", text),
+        "edges": _number(r"cov: (\d+)", text),
+        "features": _number(r" ft: (\d+)", text),
         "inputs": len(list(corpus.iterdir())),
-        "peak_mb": _number(r"stat::peak_rss_mb: +(\d+)", said),
-        "slowest_s": _number(r"stat::slowest_unit_time_sec: +(\d+)", said),
+        "peak_mb": _number(r"stat::peak_rss_mb: +(\d+)", text),
+        "slowest_s": _number(r"stat::slowest_unit_time_sec: +(\d+)", text),
         "seconds": round(time.monotonic() - began, 1),
         "cpu_s": round(used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime, 1),
         "status": done.returncode,
-        "crash": "" if not done.returncode else said[-3000:],
+        "crash": "" if not done.returncode else text[-3000:],
     }
 
 
 def _number(pattern: str, text: str) -> int:
-    found = re.findall(pattern, text)
-    return int(found[-1]) if found else 0
+    matches = re.findall(pattern, text)
+    return int(matches[-1]) if matches else 0
 
 
 def main() -> None:
@@ -123,22 +123,22 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--met", help=argparse.SUPPRESS)
     own, _, options = _split(sys.argv[1:])
-    asked = parser.parse_args(own)
-    if asked.met:
-        sys.stdout.write(" ".join(_met(asked.met)))
+    requested = parser.parse_args(own)
+    if requested.met:
+        sys.stdout.write(" ".join(_met(requested.met)))
         return
-    if asked.one:
-        fuzz(asked.one, options)
+    if requested.one:
+        fuzz(requested.one, options)
         return
     from tests.hostile.targets import TARGETS
 
     with tempfile.TemporaryDirectory() as scratch:
-        corpus = asked.corpus or Path(scratch)
+        corpus = requested.corpus or Path(scratch)
         crashed = 0
-        for name in asked.targets or [target.name for target in TARGETS]:
-            found = run(name, asked.seconds, corpus / name, asked.artifacts)
-            crashed += bool(found["status"])
-            sys.stdout.write(json.dumps(found) + "\n")
+        for name in requested.targets or [target.name for target in TARGETS]:
+            result = run(name, requested.seconds, corpus / name, requested.artifacts)
+            crashed += bool(result["status"])
+            sys.stdout.write(json.dumps(result) + "\n")
             sys.stdout.flush()
     sys.exit(1 if crashed else 0)
 

@@ -74,8 +74,8 @@ class Bench:
             save(agent(seed, kind.critics), source, sync=False)
             bound = _BOUNDS[age]
             sha256 = digest_checkpoint(open_checkpoint(source)).sha256
-            told = Sidecar(sha256, head="tanh", action_low=[-bound], action_high=[bound])
-            Path(sidecar.sidecar_path(source)).write_bytes(told.encode())
+            record = Sidecar(sha256, head="tanh", action_low=[-bound], action_high=[bound])
+            Path(sidecar.sidecar_path(source)).write_bytes(record.encode())
             self.place = self.wholes[age] = home / f"whole_{age}"
             self.place.mkdir()
             assert self.child(self.words(age)) == 0, age
@@ -120,16 +120,16 @@ class Bench:
 
     def stands(self) -> str:
         """Return which of the two is read at the target; raise AssertionError unless it is whole."""
-        found = open_checkpoint(str(self.target))
-        sha256 = digest_checkpoint(found).sha256
+        checkpoint = open_checkpoint(str(self.target))
+        sha256 = digest_checkpoint(checkpoint).sha256
         ages = [age for age, known in self.digests.items() if known == sha256]
         assert ages, "neither the old nor the new one"
-        own = read_verified_sidecar(found).sidecar
+        own = read_verified_sidecar(checkpoint).sidecar
         assert own is not None, "the receipt is lost"
         assert own.action_high == [_BOUNDS[ages[0]]], "another's receipt"
         restore_agent(str(self.target))
-        self._require_tidy(ages[0], moved=is_hidden_name(found.path))
-        return ages[0] + (", from its backup" if is_hidden_name(found.path) else "")
+        self._require_tidy(ages[0], moved=is_hidden_name(checkpoint.path))
+        return ages[0] + (", from its backup" if is_hidden_name(checkpoint.path) else "")
 
     def equals(self) -> str:
         """Return what `stands` does, without reading where bytes tell: a conversion gives the same twice."""
@@ -139,24 +139,24 @@ class Bench:
             ]
             receipt = sidecar.sidecar_path(str(whole / self.kind.name))
             known = sidecar.sidecar_path(str(self.target))
-            found = {
+            contents = {
                 Path(at).read_bytes() for at in (known, *find_pending_files(known)) if os.path.exists(at)
             }
             same = all(_bytes(self.place / path.name) == path.read_bytes() for path in files)
-            if same and Path(receipt).read_bytes() in found:
+            if same and Path(receipt).read_bytes() in contents:
                 self._require_tidy(age, moved=True)
                 return age
         return self.stands()
 
     def _require_tidy(self, age: str, *, moved: bool) -> None:
         """Assert that nobody takes a leftover for a checkpoint, and that no set is mixed."""
-        seen = {path.name: path.read_bytes() for path in self.place.iterdir() if path.name[0] != "."}
+        files = {path.name: path.read_bytes() for path in self.place.iterdir() if path.name[0] != "."}
         if self.kind.to in ("fujimoto", "keras_rl"):
             of = [{p.name: p.read_bytes() for p in whole.iterdir()} for whole in self.wholes.values()]
-            members = {name: data for name, data in seen.items() if "ckpttool" not in name}
-            assert any(members.items() <= each.items() for each in of), f"a mixed set {sorted(members)}"
+            members = {name: data for name, data in files.items() if "ckpttool" not in name}
+            assert any(members.items() <= item.items() for item in of), f"a mixed set {sorted(members)}"
         if not moved:
-            listed = [each.path for each in folder.list_checkpoints(str(self.place))]
+            listed = [checkpoint.path for checkpoint in folder.list_checkpoints(str(self.place))]
             assert all(not is_hidden_name(path) for path in listed), listed
         if self.kind.to == "tf":
             assert resolve(str(self.place)).location == str(self.target)
@@ -172,8 +172,8 @@ class Bench:
         assert self.stands() == "new"
         # Shards under interim names may be left by the one that was killed: no index lists them.
         shard = re.compile(r"agent-7\.data-\d{5}-of-0000[2-9]")
-        found = {path.name for path in self.place.iterdir() if not is_hidden_name(path.name)}
-        names = {name for name in found if not shard.fullmatch(name)}
+        left_names = {path.name for path in self.place.iterdir() if not is_hidden_name(path.name)}
+        names = {name for name in left_names if not shard.fullmatch(name)}
         assert names == {path.name for path in self.wholes["new"].iterdir()}, sorted(names)
 
 
@@ -276,15 +276,15 @@ def at_random(
     The time is taken again and again: a machine does not keep its pace, and early kills prove little.
     """
     command = bench.words("new", "--force")
-    took: collections.deque[float] = collections.deque(maxlen=5)
+    durations: collections.deque[float] = collections.deque(maxlen=5)
     for number in range(times):
-        for _ in range(1 if took else 5) if number % 10 == 0 else ():
+        for _ in range(1 if durations else 5) if number % 10 == 0 else ():
             bench.reset()
             began = time.monotonic()
             bench.child(command)
-            took.append(time.monotonic() - began)
+            durations.append(time.monotonic() - began)
         bench.reset()
-        moment = generator.uniform(0, 1.1 * sorted(took)[2])
+        moment = generator.uniform(0, 1.1 * sorted(durations)[2])
         status = bench.child(command, wait_s=moment, number=sent)
         assert status in (0, 128 + sent, -sent), status
         if sent != signal.SIGKILL:
@@ -304,28 +304,28 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="look at bytes where they tell")
     parser.add_argument("--signal", default="SIGKILL", help="another that ends it, as SIGTERM")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     # The child finds all imported.
     from tests.hostile import started  # noqa: F401
 
     wrong = 0
-    for name in asked.kinds or KINDS:
-        found: collections.Counter[str] = collections.Counter()
+    for name in options.kinds or KINDS:
+        counts: collections.Counter[str] = collections.Counter()
         with tempfile.TemporaryDirectory() as home:
             bench = Bench(Path(home), KINDS[name])
-            generator = random.Random(asked.seed)
+            generator = random.Random(options.seed)
             runs = (
-                every(bench, asked.every, quick=asked.quick)
-                if asked.every
-                else at_random(bench, asked.times, generator, signal.Signals[asked.signal])
+                every(bench, options.every, quick=options.quick)
+                if options.every
+                else at_random(bench, options.times, generator, signal.Signals[options.signal])
             )
             try:
                 for _, stood in runs:
-                    found[stood] += 1
+                    counts[stood] += 1
             except (AssertionError, CkpttoolError) as error:
                 wrong += 1
-                found[f"wrong: {error}"] += 1
-        print(json.dumps({"kind": name, **found}), flush=True)  # noqa: T201  # a program's answer
+                counts[f"wrong: {error}"] += 1
+        print(json.dumps({"kind": name, **counts}), flush=True)  # noqa: T201  # a program's answer
     return int(bool(wrong))
 
 

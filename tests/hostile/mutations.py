@@ -258,14 +258,14 @@ def _operation_changed(runs: list[bytes], choose: random.Random) -> list[bytes]:
     if kind == 6:
         extra = choose.choice((b"0", b"2", b"(", b"1", b"N", b")", b"]", b"}", b"K\x01", b"h\x00", b"\x94"))
         return [*runs[:at], extra, *runs[at:]]
-    numbers = [n for n, each in enumerate(runs) if _number(each)]
+    numbers = [n for n, run in enumerate(runs) if _number(run)]
     if kind == 7 and numbers:
         at = choose.choice(numbers)
         return [*runs[:at], _encoded(runs[at], choose), *runs[at + 1 :]]
     if len(run) == 1:
         return [*runs[:at], runs[other], *runs[at + 1 :]]
-    place = choose.randrange(1, len(run))
-    return [*runs[:at], choose.choice((_flip, _byte, _integer))(run, place, choose), *runs[at + 1 :]]
+    position = choose.randrange(1, len(run))
+    return [*runs[:at], choose.choice((_flip, _byte, _integer))(run, position, choose), *runs[at + 1 :]]
 
 
 def _number(run: bytes) -> bool:
@@ -299,42 +299,42 @@ def _encoded(run: bytes, choose: random.Random) -> bytes:
 
 def protobuf(data: bytes, choose: random.Random) -> bytes:
     """Change one field of a message or of a message in it, in a way that the wire format allows."""
-    found = _fields(data)
-    if not found:
+    fields = _fields(data)
+    if not fields:
         return data + _unknown(choose)
-    at = choose.randrange(len(found))
-    number, wire, value = found[at]
+    at = choose.randrange(len(fields))
+    number, wire, value = fields[at]
     kind = choose.randrange(10)
     inner = wire == 2 and bool(value) and _fields(value) is not None
     if inner and kind < 6:
-        return _joined(found, at, [(number, wire, protobuf(value, choose))])
+        return _joined(fields, at, [(number, wire, protobuf(value, choose))])
     if kind == 0:
-        return _joined(found, at, [])
+        return _joined(fields, at, [])
     if kind == 1:
-        return _joined(found, at, [found[at], (number, wire, _value(wire, value, choose))])
+        return _joined(fields, at, [fields[at], (number, wire, _value(wire, value, choose))])
     if kind == 2:
-        moved = [*found[:at], *found[at + 1 :]]
-        moved.insert(choose.randrange(len(found)), found[at])
+        moved = [*fields[:at], *fields[at + 1 :]]
+        moved.insert(choose.randrange(len(fields)), fields[at])
         return _joined(moved, len(moved), [])
     if kind == 3:
-        return _joined(found, at, []) + _field(number, choose.choice((0, 1, 2, 5)), value, choose)
+        return _joined(fields, at, []) + _field(number, choose.choice((0, 1, 2, 5)), value, choose)
     if kind == 4:
-        return _joined(found, at, [found[at]]) + _unknown(choose)
+        return _joined(fields, at, [fields[at]]) + _unknown(choose)
     if kind == 5:
         return _unknown(choose) + data
     if kind == 6 and inner:
         parts = _fields(value) or []
         cut = choose.randrange(len(parts) + 1)
         halves = [_joined(part, len(part), []) for part in (parts[:cut], parts[cut:])]
-        return _joined(found, at, [(number, 2, half) for half in halves])
+        return _joined(fields, at, [(number, 2, half) for half in halves])
     if kind == 7:
-        return _joined(found, at, [found[at], found[choose.randrange(len(found))]])
-    return _joined(found, at, [(number, wire, _value(wire, value, choose))])
+        return _joined(fields, at, [fields[at], fields[choose.randrange(len(fields))]])
+    return _joined(fields, at, [(number, wire, _value(wire, value, choose))])
 
 
 def _fields(data: bytes) -> list[tuple[int, int, bytes]] | None:
     """Return number, wire type and value of every field (varints as stored); None for no message."""
-    found, at = [], 0
+    messages, at = [], 0
     try:
         while at < len(data):
             tag, at = varint.read_varint(data, at, len(data))
@@ -350,18 +350,20 @@ def _fields(data: bytes) -> list[tuple[int, int, bytes]] | None:
                 return None
             if at > len(data) or not tag >> 3:
                 return None
-            found.append((tag >> 3, wire, data[start:at]))
+            messages.append((tag >> 3, wire, data[start:at]))
     except CkpttoolError:
         return None
-    return found
+    return messages
 
 
-def _joined(found: Sequence[tuple[int, int, bytes]], at: int, new: Sequence[tuple[int, int, bytes]]) -> bytes:
+def _joined(
+    fields: Sequence[tuple[int, int, bytes]], at: int, new: Sequence[tuple[int, int, bytes]]
+) -> bytes:
     return b"".join(
         varint.encode_varint(number << 3 | wire)
         + (varint.encode_varint(len(value)) if wire == 2 else b"")
         + value
-        for number, wire, value in (*found[:at], *new, *found[at + 1 :])
+        for number, wire, value in (*fields[:at], *new, *fields[at + 1 :])
     )
 
 
@@ -453,20 +455,20 @@ def bundle(whole: Mapping[str, bytes], choose: random.Random) -> dict[str, bytes
     for _ in range(choose.choice((1, 1, 2, 3))):
         graph = protobuf(graph, choose)
     own = masked(len(graph).to_bytes(4, "little"))
-    made = varint.encode_varint(len(graph)) + own + graph
+    message = varint.encode_varint(len(graph)) + own + graph
     crc = masked(len(graph).to_bytes(4, "little") + own + graph)
     new = [
-        (number, wire, varint.encode_varint(len(made)) if number == 5 else crc if number == 6 else raw)
+        (number, wire, varint.encode_varint(len(message)) if number == 5 else crc if number == 6 else raw)
         for number, wire, raw in fields
     ]
     moved = [*fields_with_offset(new, len(whole[_SHARD]))]
     entries[at] = (key, _joined(moved, len(moved), []))
-    return {index: _table(entries), _SHARD: whole[_SHARD] + made}
+    return {index: _table(entries), _SHARD: whole[_SHARD] + message}
 
 
 def fields_with_offset(fields: Sequence[tuple[int, int, bytes]], offset: int) -> list[tuple[int, int, bytes]]:
     """Return a BundleEntryProto's fields with another offset."""
-    return [*(each for each in fields if each[0] != 4), (4, 0, varint.encode_varint(offset))]
+    return [*(field for field in fields if field[0] != 4), (4, 0, varint.encode_varint(offset))]
 
 
 # Zip archives.
@@ -493,12 +495,12 @@ def archive(data: bytes, choose: random.Random) -> bytes:
     with zipfile.ZipFile(io.BytesIO(data)) as opened:
         members = [(info, _member(opened, info)) for info in opened.infolist()]
     at = choose.randrange(len(members))
-    info, held = members[at]
+    info, content = members[at]
     if kind == 2:
         members = _members_changed(members, at, choose)
     else:
         # Small members are chosen as often as large ones: headers and pickles are what differs.
-        members[at] = (info, _change(info.filename, held)(held, choose))
+        members[at] = (info, _change(info.filename, content)(content, choose))
     return _zipped(members)
 
 
@@ -510,33 +512,33 @@ def _member(opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 
 def _record_changed(data: bytes, choose: random.Random) -> bytes:
     places = [
-        (found.start(), found.group())
-        for found in re.finditer(rb"PK(\x03\x04|\x01\x02|[\x05\x06]\x06|\x06\x07|\x07\x08)", data)
+        (match.start(), match.group())
+        for match in re.finditer(rb"PK(\x03\x04|\x01\x02|[\x05\x06]\x06|\x06\x07|\x07\x08)", data)
     ]
-    made = data
+    result = data
     for _ in range(choose.choice((1, 1, 2))):
         start, mark = choose.choice(places)
         at, width = choose.choice(_RECORDS[mark])
-        stored = int.from_bytes(made[start + at : start + at + width], "little")
+        stored = int.from_bytes(result[start + at : start + at + width], "little")
         other, _ = choose.choice(places)
-        there = int.from_bytes(made[other + at : other + at + width], "little")
+        there = int.from_bytes(result[other + at : other + at + width], "little")
         # Flags and kinds are in the low bits.
         flipped = stored ^ 1 << choose.randrange(choose.choice((8, 8 * width)))
         new = choose.choice((edge(width, choose), flipped, flipped, stored + 1, there))
         new %= 1 << 8 * width
-        made = made[: start + at] + new.to_bytes(width, "little") + made[start + at + width :]
-    return made
+        result = result[: start + at] + new.to_bytes(width, "little") + result[start + at + width :]
+    return result
 
 
 def _members_changed(
     members: list[tuple[zipfile.ZipInfo, bytes]], at: int, choose: random.Random
 ) -> list[tuple[zipfile.ZipInfo, bytes]]:
-    (info, held), other = members[at], choose.randrange(len(members))
+    (info, content), other = members[at], choose.randrange(len(members))
     kind = choose.randrange(6)
     if kind == 0:
         return [*members[:at], *members[at + 1 :]]
     if kind == 1:
-        return [*members, (info, choose.choice((held, members[other][1])))]
+        return [*members, (info, choose.choice((content, members[other][1])))]
     if kind == 2:
         return [*members[:at], (info, members[other][1]), *members[at + 1 :]]
     if kind == 3:
@@ -546,7 +548,7 @@ def _members_changed(
         renamed = zipfile.ZipInfo(
             choose.choice((info.filename + "x", "x" + info.filename, info.filename.upper()))
         )
-        return [*members[:at], (renamed, held), *members[at + 1 :]]
+        return [*members[:at], (renamed, content), *members[at + 1 :]]
     method = choose.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2))
     info.compress_type = method
     return members
@@ -554,22 +556,22 @@ def _members_changed(
 
 def _zipped(members: Sequence[tuple[zipfile.ZipInfo, bytes]]) -> bytes:
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as made:
-        for old, held in members:
+    with zipfile.ZipFile(stream, "w") as target:
+        for old, content in members:
             info = zipfile.ZipInfo(old.filename, (1980, 1, 1, 0, 0, 0))
             info.compress_type = old.compress_type
             # zipfile itself warns of a name that comes twice, and writes it.
-            made.NameToInfo.clear()
-            made.writestr(info, held)
+            target.NameToInfo.clear()
+            target.writestr(info, content)
     return stream.getvalue()
 
 
 def tar(data: bytes, choose: random.Random) -> bytes:
     """Change a member of a tar archive, or a field of a header, whose checksum is right."""
     with tarfile.open(fileobj=io.BytesIO(data)) as opened:
-        members = [(info, held.read() if (held := opened.extractfile(info)) else b"") for info in opened]
+        members = [(info, stored.read() if (stored := opened.extractfile(info)) else b"") for info in opened]
     at = choose.randrange(len(members))
-    info, held = members[at]
+    info, stored = members[at]
     kind = choose.randrange(8)
     if kind == 0:
         members.pop(at)
@@ -578,12 +580,12 @@ def tar(data: bytes, choose: random.Random) -> bytes:
     elif kind == 2:
         info.name = choose.choice((info.name + "x", choose.choice(members)[0].name))
     else:
-        members[at] = (info, pickle(held, choose) if choose.randrange(4) else spans(held, choose))
+        members[at] = (info, pickle(stored, choose) if choose.randrange(4) else spans(stored, choose))
     stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as made:
-        for each, content in members:
-            each.size = len(content)
-            made.addfile(each, io.BytesIO(content) if content else None)
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as target:
+        for member, content in members:
+            member.size = len(content)
+            target.addfile(member, io.BytesIO(content) if content else None)
     return stream.getvalue()
 
 
@@ -618,7 +620,7 @@ def _tokens_changed(tokens: list[str], choose: random.Random) -> list[str]:
     at, other = choose.randrange(len(tokens)), choose.randrange(len(tokens))
     token = tokens[at]
     kind = choose.randrange(8)
-    numbers = [n for n, each in enumerate(tokens) if each.lstrip("-").isdigit()]
+    numbers = [n for n, token in enumerate(tokens) if token.lstrip("-").isdigit()]
     if kind < 3 and numbers:
         at = choose.choice(numbers)
         number = int(tokens[at])
@@ -680,9 +682,9 @@ def _value_changed(value: Any, choose: random.Random) -> bytes:
         pairs = (
             inner.items() if isinstance(inner, dict) else enumerate(inner) if isinstance(inner, list) else ()
         )
-        for key, each in pairs:
+        for key, item in pairs:
             spots.append((inner, key))
-            walk(each)
+            walk(item)
 
     walk(value)
     if spots:
@@ -712,9 +714,9 @@ def npy(data: bytes, choose: random.Random) -> bytes:
     header, rest = data[8 + width : 8 + width + size], data[8 + width + size :]
     kind = choose.randrange(6)
     if kind < 3:
-        found = ast.literal_eval(header.decode("latin-1").strip())
-        _described(found, choose)
-        header = repr(found).encode("latin-1", "replace")
+        header_value = ast.literal_eval(header.decode("latin-1").strip())
+        _described(header_value, choose)
+        header = repr(header_value).encode("latin-1", "replace")
     elif kind < 5:
         header = text(header.strip(), choose)
     else:
@@ -731,7 +733,7 @@ def npy(data: bytes, choose: random.Random) -> bytes:
     )
 
 
-def _described(found: dict[str, Any], choose: random.Random) -> None:
+def _described(header: dict[str, Any], choose: random.Random) -> None:
     kind = choose.randrange(4)
     if kind == 0:
         codes = (
@@ -778,15 +780,15 @@ def _described(found: dict[str, Any], choose: random.Random) -> None:
             b"<f4",
             {"names": ["a"], "formats": ["<f4"]},
         )
-        found["descr"] = choose.choice((*codes, *codes, *more))
+        header["descr"] = choose.choice((*codes, *codes, *more))
     elif kind == 1:
-        found["fortran_order"] = choose.choice((True, True, True, 1, 0, "True", None, 2.0, []))
+        header["fortran_order"] = choose.choice((True, True, True, 1, 0, "True", None, 2.0, []))
     elif kind == 2:
-        shape = found["shape"]
+        shape = header["shape"]
         total = 1
         for extent in shape:
             total *= extent
-        made: Sequence[Any] = (
+        shapes: Sequence[Any] = (
             shape[::-1],
             (total,),
             (1, *shape),
@@ -797,14 +799,14 @@ def _described(found: dict[str, Any], choose: random.Random) -> None:
             (-1,),
             (True, *shape),
         )
-        found["shape"] = choose.choice(
-            (*made, total, (float(total),), (total, 0), (0,), (total + 1,), (edge(8, choose),), None)
+        header["shape"] = choose.choice(
+            (*shapes, total, (float(total),), (total, 0), (0,), (total + 1,), (edge(8, choose),), None)
         )
     else:
-        key = choose.choice(list(found))
-        value = found.pop(key)
+        key = choose.choice(list(header))
+        value = header.pop(key)
         if choose.randrange(3):
-            found[choose.choice((key, "extra", key.upper(), 7))] = value
+            header[choose.choice((key, "extra", key.upper(), 7))] = value
 
 
 # HDF5.
@@ -814,55 +816,55 @@ def hdf5(data: bytes, choose: random.Random) -> bytes:
     """Change a message of an object's header, or a word near the mark of a structure."""
     messages = _messages(data)
     marks = [
-        found.start()
-        for found in re.finditer(rb"TREE|SNOD|HEAP|GCOL|OHDR|OCHK|BTHD|BTLF|FRHP|FHDB|FADB|FAHD|EAHD", data)
+        match.start()
+        for match in re.finditer(rb"TREE|SNOD|HEAP|GCOL|OHDR|OCHK|BTHD|BTLF|FRHP|FHDB|FADB|FAHD|EAHD", data)
     ]
-    made = data
+    flipped = data
     for _ in range(choose.choice((1, 1, 2))):
         kind = choose.randrange(6)
         if kind < 4 and messages:
             kind_at, start, size = choose.choice(messages)
             if not size or choose.randrange(6) == 0:
-                made = _flip(made, kind_at + choose.randrange(4), choose)
+                flipped = _flip(flipped, kind_at + choose.randrange(4), choose)
                 continue
-            alike = [each for each in messages if data[each[0]] == data[kind_at] and each[2] == size]
+            alike = [item for item in messages if data[item[0]] == data[kind_at] and item[2] == size]
             other = choose.choice(alike)
             if kind == 0 and len(alike) > 1:
-                made = made[:start] + data[other[1] : other[1] + size] + made[start + size :]
+                flipped = flipped[:start] + data[other[1] : other[1] + size] + flipped[start + size :]
                 continue
             at = start + choose.randrange(min(size, choose.choice((8, size))))
         elif marks:
             at = min(len(data) - 1, choose.choice(marks) + choose.randrange(4, 40))
         else:
             at = choose.randrange(len(data))
-        made = choose.choice((_flip, _byte, _integer, _word))(made, at, choose)
-    return repair.hdf5(data, made)
+        flipped = choose.choice((_flip, _byte, _integer, _word))(flipped, at, choose)
+    return repair.hdf5(data, flipped)
 
 
 def _messages(data: bytes) -> list[tuple[int, int, int]]:
     """Return where each header message's kind and contents stand, and the contents' size."""
-    found: list[tuple[int, int, int]] = []
+    messages: list[tuple[int, int, int]] = []
     for at in range(0, len(data) - 16, 8):
         # A header of version 1: its number of messages, one reference, its size.
         version, _, count, references, size = struct.unpack_from("<BBHII", data, at)
         if version != 1 or references != 1 or not 0 < count < 100 or not 8 <= size <= len(data):
             continue
-        place, stop = at + 16, min(len(data) - 8, at + 16 + size)
-        while place < stop:
-            kind, length = struct.unpack_from("<HH", data, place)
+        position, stop = at + 16, min(len(data) - 8, at + 16 + size)
+        while position < stop:
+            kind, length = struct.unpack_from("<HH", data, position)
             if kind > 0x18:
                 break
-            found.append((place, place + 8, min(length, len(data) - place - 8)))
-            place += 8 + length
-    for start in (each.start() for each in re.finditer(rb"OHDR\x02", data)):
+            messages.append((position, position + 8, min(length, len(data) - position - 8)))
+            position += 8 + length
+    for start in (match.start() for match in re.finditer(rb"OHDR\x02", data)):
         flags = data[start + 5]
-        place = start + 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
+        position = start + 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
         width = 1 << (flags & 3)
-        size = int.from_bytes(data[place : place + width], "little")
-        place += width
-        stop, head = min(len(data), place + size), 6 if flags & 4 else 4
-        while place + head <= stop:
-            length = int.from_bytes(data[place + 1 : place + 3], "little")
-            found.append((place, place + head, min(length, stop - place - head)))
-            place += head + length
-    return [each for each in found if each[1] + each[2] <= len(data)]
+        size = int.from_bytes(data[position : position + width], "little")
+        position += width
+        stop, head = min(len(data), position + size), 6 if flags & 4 else 4
+        while position + head <= stop:
+            length = int.from_bytes(data[position + 1 : position + 3], "little")
+            messages.append((position, position + head, min(length, stop - position - head)))
+            position += head + length
+    return [message for message in messages if message[1] + message[2] <= len(data)]

@@ -95,7 +95,7 @@ Change = Callable[[Ops, int, random.Random, tuple[str, ...], tuple[str, ...]], N
 def _near(ops: Ops, at: int, kinds: bytes) -> int:
     """Return the next opcode of one of the kinds, `at` where there is none."""
     places = [*range(at, len(ops)), *range(at)]
-    return next((place for place in places if ops[place][0] in kinds), at)
+    return next((position for position in places if ops[position][0] in kinds), at)
 
 
 def _flag(ops: Ops, at: int, choose: random.Random, *_: object) -> None:
@@ -119,16 +119,16 @@ def _recalled(ops: Ops, at: int, choose: random.Random, *_: object) -> None:
 
 def _named(ops: Ops, at: int, choose: random.Random, globals_: tuple[str, ...], _: object) -> None:
     module, _, name = choose.choice(globals_).partition(" ")
-    place = _near(ops, at, b"c\x93")
-    if ops[place][:1] == b"c":
-        ops[place] = f"c{module}\n{name}\n".encode()
-    elif ops[place][:1] == b"\x93":
-        ops[place : place + 1] = [b"0", b"0", text(module), text(name), b"\x93"]
+    position = _near(ops, at, b"c\x93")
+    if ops[position][:1] == b"c":
+        ops[position] = f"c{module}\n{name}\n".encode()
+    elif ops[position][:1] == b"\x93":
+        ops[position : position + 1] = [b"0", b"0", text(module), text(name), b"\x93"]
 
 
 def _built(ops: Ops, at: int, choose: random.Random, _: object, names: tuple[str, ...]) -> None:
-    place = _near(ops, at, b"R\x81}b")
-    ops[place + 1 : place + 1] = build(choose, names)
+    position = _near(ops, at, b"R\x81}b")
+    ops[position + 1 : position + 1] = build(choose, names)
 
 
 def _ended(ops: Ops, at: int, choose: random.Random, *_: object) -> None:
@@ -158,11 +158,11 @@ def _put(ops: Ops, at: int, choose: random.Random, *_: object) -> None:
 
 
 def _bytes(ops: Ops, at: int, choose: random.Random, *_: object) -> None:
-    place = _near(ops, at, b"XC\x8c")
-    raw = bytearray(ops[place])
+    position = _near(ops, at, b"XC\x8c")
+    raw = bytearray(ops[position])
     if len(raw) > 5:
         raw[choose.randrange(5, len(raw))] = choose.choice(b"<>=|FCO f8i4u2\x00\xff")
-        ops[place] = bytes(raw)
+        ops[position] = bytes(raw)
 
 
 _CHANGES: tuple[Change, ...] = (

@@ -53,9 +53,9 @@ def ours(path: str) -> Form:
     from ckpttool.formats import open_checkpoint
 
     try:
-        found = open_checkpoint(path)
-        digest_checkpoint(found)
-        return _ours(found) | (_saved_graph(path) if found.format == "saved_model" else {})
+        checkpoint = open_checkpoint(path)
+        digest_checkpoint(checkpoint)
+        return _ours(checkpoint) | (_saved_graph(path) if checkpoint.format == "saved_model" else {})
     except CkpttoolError as error:
         raise Refused(f"{error.message}: {error.found or ''}") from error
 
@@ -68,13 +68,13 @@ _NAMED = ("tensor_bundle", "tensorflow_v1", "saved_model", "keras_h5", "keras_zi
 _NOTED = re.compile(r"dataset (.+) holds [\d,]+ (?:strings|bytes of text), which are not listed")
 
 
-def _ours(found: Any) -> Form:
+def _ours(saved: Any) -> Form:
     from ckpttool.core import Leaf
 
-    named = found.format in _NAMED
+    named = saved.format in _NAMED
     form = {}
-    shared = ((alias.path, found.tree[of]) for of, names in found.tree.aliases.items() for alias in names)
-    for path, leaf in [*found.tree.items(), *(() if named else shared)]:
+    shared = ((alias.path, saved.tree[of]) for of, names in saved.tree.aliases.items() for alias in names)
+    for path, leaf in [*saved.tree.items(), *(() if named else shared)]:
         name = _spelt(path)
         if named:
             name = leaf.key if isinstance(leaf, Leaf) else "/".join(str(step.value) for step in path)
@@ -82,7 +82,7 @@ def _ours(found: Any) -> Form:
             form[name] = tensor(leaf.dtype, leaf.shape, bytes(leaf.read()))
         else:
             form[name] = _plain(leaf.value)
-    for note in found.notes:
+    for note in saved.notes:
         if (named_only := _NOTED.fullmatch(note)) is not None:
             form[named_only[1]] = OPAQUE
     return form
@@ -100,9 +100,9 @@ def _saved_graph(path: str) -> Form:
         for name, signature in meta.signatures.items():
             form[f"{at}/signature {name}"] = repr(signature.method)
             for side, tensors in (("input", signature.inputs), ("output", signature.outputs)):
-                for each, held in tensors.items():
-                    names = [_text(word) for word in held.names]
-                    form[f"{at}/signature {name}/{side} {each}"] = repr((names, held.dtype, held.shape))
+                for title, tensor in tensors.items():
+                    names = [_text(word) for word in tensor.names]
+                    form[f"{at}/signature {name}/{side} {title}"] = repr((names, tensor.dtype, tensor.shape))
         if meta.nodes is not None:
             graph = messages.parse_graph_def(meta.nodes, meter)
             for name, node in graph.nodes.items():
@@ -152,10 +152,10 @@ def _array(value: Any) -> str:
     import numpy as np
 
     if value.dtype == object:
-        texts = [each.encode() if isinstance(each, str) else each for each in value.ravel().tolist()]
-        if not all(isinstance(each, bytes) for each in texts):
+        texts = [item.encode() if isinstance(item, str) else item for item in value.ravel().tolist()]
+        if not all(isinstance(text, bytes) for text in texts):
             return OPAQUE
-        data = b"".join(len(each).to_bytes(8, "little") + each for each in texts)
+        data = b"".join(len(text).to_bytes(8, "little") + text for text in texts)
         return tensor("string", value.shape, data)
     if value.dtype.kind == "U" and not value.shape:
         return repr(str(value))
@@ -184,12 +184,12 @@ def _walked(value: Any, name: str = "", depth: int = 0, form: Form | None = None
     elif isinstance(value, np.ndarray | np.generic):
         form[name] = _array(np.asarray(value))
     elif isinstance(value, Mapping):
-        for key, each in value.items():
+        for key, item in value.items():
             plain = key is None or type(key) in (bool, int, float, str)
-            _walked(each, f"{name}[{key if plain else repr(key)!r}]", depth + 1, form)
+            _walked(item, f"{name}[{key if plain else repr(key)!r}]", depth + 1, form)
     elif isinstance(value, list | tuple):
-        for number, each in enumerate(value):
-            _walked(each, f"{name}#{number}", depth + 1, form)
+        for number, item in enumerate(value):
+            _walked(item, f"{name}#{number}", depth + 1, form)
     else:
         form[name] = _plain(value)
     return form
@@ -375,10 +375,10 @@ def _tensorflow() -> Read:
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     import tensorflow as tf
 
-    def contents(found: Any, name: str, dtype: Any) -> str:
+    def contents(reader: Any, name: str, dtype: Any) -> str:
         import numpy as np
 
-        value = found.get_tensor(name)
+        value = reader.get_tensor(name)
         if isinstance(value, bytes | str):
             value = np.array(value.encode() if isinstance(value, str) else value, object)
         value = np.asarray(value)
@@ -388,10 +388,10 @@ def _tensorflow() -> Read:
 
     def read(path: str) -> Form:
         try:
-            found = tf.train.load_checkpoint(path)
-            types = found.get_variable_to_dtype_map()
-            names = sorted(found.get_variable_to_shape_map())
-            return {name: contents(found, name, types[name]) for name in names if name != GRAPH}
+            reader = tf.train.load_checkpoint(path)
+            types = reader.get_variable_to_dtype_map()
+            names = sorted(reader.get_variable_to_shape_map())
+            return {name: contents(reader, name, types[name]) for name in names if name != GRAPH}
         except tf.errors.OpError as error:
             raise Refused(str(error)) from error
 
@@ -410,8 +410,8 @@ def _safetensors() -> Read:
         import torch  # NumPy alone has no bfloat16
 
         try:
-            with safe_open(path, "pt") as found:
-                return {name: _torch_tensor(torch, found.get_tensor(name)) for name in found.keys()}  # noqa: SIM118
+            with safe_open(path, "pt") as file:
+                return {name: _torch_tensor(torch, file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise Refused(str(error)) from error
         finally:
@@ -428,21 +428,21 @@ def _numpy() -> Read:
 
     errors = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
 
-    def member(found: Any, name: str) -> str:
+    def member(file: Any, name: str) -> str:
         # One array that cannot be read does not keep the others from being read.
         try:
-            value = found[name]
+            value = file[name]
         except (*errors, MemoryError) as error:
             return f"{UNREADABLE}{error}"
         return _array(value) if isinstance(value, np.ndarray) else OPAQUE
 
     def read(path: str) -> Form:
         try:
-            found = np.load(path, allow_pickle=False)
-            if isinstance(found, np.ndarray):
-                return {"arr_0": _array(found)}
-            with found:
-                return {name: member(found, name) for name in sorted(found.files)}
+            file = np.load(path, allow_pickle=False)
+            if isinstance(file, np.ndarray):
+                return {"arr_0": _array(file)}
+            with file:
+                return {name: member(file, name) for name in sorted(file.files)}
         except errors as error:
             raise Refused(str(error)) from error
 
@@ -458,7 +458,7 @@ def _datasets(file: Any) -> Form:
 
     form: Form = {}
     root = h5py.h5g.open(file.id, b"/")
-    seen = {h5py.h5o.get_info(root).addr}
+    observed = {h5py.h5o.get_info(root).addr}
     groups = [("", root)]
     while groups:
         path, group = groups.pop()
@@ -472,9 +472,9 @@ def _datasets(file: Any) -> Form:
                 continue
             item = h5py.h5o.open(group, raw)
             address = h5py.h5o.get_info(item).addr
-            if address in seen:
+            if address in observed:
                 continue
-            seen.add(address)
+            observed.add(address)
             name = path + raw.decode("utf-8", "backslashreplace")
             if isinstance(item, h5py.h5g.GroupID):
                 below.append((f"{name}/", item))
@@ -488,8 +488,8 @@ def _datasets(file: Any) -> Form:
 def _numbers(value: Any) -> Any:
     import numpy as np
 
-    made = np.array(value, object) if isinstance(value, bytes | str) else np.asarray(value)
-    return made.astype(object) if made.dtype.kind == "S" else made
+    array = np.array(value, object) if isinstance(value, bytes | str) else np.asarray(value)
+    return array.astype(object) if array.dtype.kind == "S" else array
 
 
 def _h5py() -> Read:
@@ -532,13 +532,13 @@ def _saved_model() -> Read:
     from tensorflow.core.protobuf import saved_model_pb2  # type: ignore[import-untyped]
 
     def read(path: str) -> Form:
-        found = saved_model_pb2.SavedModel()
+        message = saved_model_pb2.SavedModel()
         try:
-            found.ParseFromString(Path(path, "saved_model.pb").read_bytes())
+            message.ParseFromString(Path(path, "saved_model.pb").read_bytes())
         except DecodeError as error:
             raise Refused(str(error)) from error
         form = variables(os.path.join(path, "variables", "variables"))
-        for number, meta in enumerate(found.meta_graphs):
+        for number, meta in enumerate(message.meta_graphs):
             form |= _meta_graph(meta, f"graph {number}")
         return form
 
@@ -562,19 +562,19 @@ def _meta_graph(meta: Any, at: str) -> Form:
         _require_entries(signature, 1, 2)
         form[f"{at}/signature {name}"] = repr(signature.method_name)
         for side, tensors in (("input", signature.inputs), ("output", signature.outputs)):
-            for each, held in tensors.items():
+            for title, tensor in tensors.items():
                 names: list[str] = []
-                kind = held.WhichOneof("encoding")
+                kind = tensor.WhichOneof("encoding")
                 if kind == "name":
-                    names = [held.name]
+                    names = [tensor.name]
                 elif kind == "coo_sparse":
-                    coo = held.coo_sparse
+                    coo = tensor.coo_sparse
                     stored = (coo.values_tensor_name, coo.indices_tensor_name, coo.dense_shape_tensor_name)
                     names = [word for word in stored if word]
                 elif kind == "composite_tensor":
-                    names = [part.name for part in held.composite_tensor.components if part.name]
-                content = (names, _type_name(held.dtype), _partial_shape(held.tensor_shape))
-                form[f"{at}/signature {name}/{side} {each}"] = repr(content)
+                    names = [part.name for part in tensor.composite_tensor.components if part.name]
+                content = (names, _type_name(tensor.dtype), _partial_shape(tensor.tensor_shape))
+                form[f"{at}/signature {name}/{side} {title}"] = repr(content)
     if meta.HasField("graph_def"):
         for node in meta.graph_def.node:
             form[f"{at}/node {node.name}"] = repr((node.op, list(node.input)))
@@ -596,9 +596,9 @@ def _object_graph(graph: Any, at: str) -> Form:
             slots[number, slot.original_variable_node_id, slot.slot_name] = slot.slot_variable_node_id
         kind = item.WhichOneof("kind")
         if kind == "variable":
-            held = item.variable
-            shape = _partial_shape(held.shape)
-            content = (held.name, _type_name(held.dtype), shape, held.trainable)
+            variable = item.variable
+            shape = _partial_shape(variable.shape)
+            content = (variable.name, _type_name(variable.dtype), shape, variable.trainable)
             form[f"{at}/object {number}/variable"] = repr(content)
         elif kind == "user_object":
             user = item.user_object
@@ -620,10 +620,10 @@ def _type_name(number: int) -> str:
     from ckpttool.core import dtypes
 
     try:
-        found: str = tf.dtypes.as_dtype(number).base_dtype.name
+        name: str = tf.dtypes.as_dtype(number).base_dtype.name
     except TypeError:
         return f"type {number}"
-    return found if found in dtypes.BY_NAME else f"type {number}"
+    return name if name in dtypes.BY_NAME else f"type {number}"
 
 
 def _partial_shape(shape: Any) -> tuple[int, ...] | None:
@@ -669,19 +669,19 @@ def _onnx_nodes(onnx: Any, nodes: Any, above: str, form: Form) -> None:
             if attribute.type:
                 value = onnx.helper.get_attribute_value(attribute)
             values = list(value) if isinstance(value, tuple | list) else [value]
-            for number, each in enumerate(values):
+            for number, item in enumerate(values):
                 name = _named(attribute.name) + (f"_{number}" if len(values) > 1 else "")
                 if constant and name not in ("value", "sparse_value"):
                     continue
-                place = (
+                location = (
                     f"{above}[{_named(node.output[0])!r}]" if constant else f"{above}[{title!r}][{name!r}]"
                 )
-                if isinstance(each, onnx.GraphProto) and not constant:
-                    _onnx_graph(onnx, each, f"{above}[{title!r}].{name}", form)
-                elif isinstance(each, onnx.TensorProto):
-                    form[place] = _onnx_tensor(onnx, each)
-                elif isinstance(each, onnx.SparseTensorProto):
-                    form[place] = OPAQUE
+                if isinstance(item, onnx.GraphProto) and not constant:
+                    _onnx_graph(onnx, item, f"{above}[{title!r}].{name}", form)
+                elif isinstance(item, onnx.TensorProto):
+                    form[location] = _onnx_tensor(onnx, item)
+                elif isinstance(item, onnx.SparseTensorProto):
+                    form[location] = OPAQUE
 
 
 def _named(name: str | bytes) -> str:
@@ -689,15 +689,15 @@ def _named(name: str | bytes) -> str:
     return _text(name) if isinstance(name, bytes) else name
 
 
-def _onnx_tensor(onnx: Any, found: Any) -> str:
+def _onnx_tensor(onnx: Any, proto: Any) -> str:
     import numpy as np
 
-    if found.data_type == onnx.TensorProto.STRING:
-        if found.HasField("raw_data"):
+    if proto.data_type == onnx.TensorProto.STRING:
+        if proto.HasField("raw_data"):
             return f"{UNREADABLE}a string tensor has raw data"
-        return _array(np.array([*found.string_data, None], object)[:-1].reshape(tuple(found.dims)))
+        return _array(np.array([*proto.string_data, None], object)[:-1].reshape(tuple(proto.dims)))
     try:
-        value = onnx.numpy_helper.to_array(found)
+        value = onnx.numpy_helper.to_array(proto)
     except (ValueError, TypeError, KeyError) as error:
         return f"{UNREADABLE}{type(error).__name__}: {error}"
     return tensor(value.dtype.name, value.shape, np.ascontiguousarray(value).tobytes())
@@ -815,8 +815,8 @@ def attempts(reader: str, paths: Sequence[str], folder: Path, alone: bool = Fals
     while done < len(paths):
         out = folder / f"{reader}.jsonl"
         out.unlink(missing_ok=True)
-        given = (reader, list(paths[done:]), str(out), alone)
-        program = f"from tests.hostile.readers import batch; batch(*{given!r})"
+        arguments = (reader, list(paths[done:]), str(out), alone)
+        program = f"from tests.hostile.readers import batch; batch(*{arguments!r})"
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "HDF5_PLUGIN_PRELOAD": "::"}
         status, output = warm.run(LIBRARIES[reader], program, folder, environment)
         for line in out.read_text(encoding="utf-8").splitlines() if out.exists() else ():

@@ -27,36 +27,36 @@ _HDF5 = b"\x89HDF\r\n\x1a\n"
 
 def resigned(whole: Mapping[str, bytes], files: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return damaged files with right checksums, as far as what is left of them has places for these."""
-    made = dict(files)
+    signed = dict(files)
     changed = [name for name in files if files[name] != whole[name]]
     for name in changed:
         if len(files[name]) != len(whole[name]):
             continue
         if whole[name].startswith(_HDF5):
-            made[name] = hdf5(whole[name], files[name])
+            signed[name] = hdf5(whole[name], files[name])
         if b"PK\x03\x04" in whole[name]:
-            made[name] = _archive(whole[name], files[name])
+            signed[name] = _archive(whole[name], files[name])
         index = name.replace(".data-00000-of-00001", ".index")
-        if index != name and index in made:
-            made[index] = _tensors(whole[index], made[index], files[name])
-    for name, data in made.items():
+        if index != name and index in signed:
+            signed[index] = _tensors(whole[index], signed[index], files[name])
+    for name, data in signed.items():
         if whole[name].endswith(MAGIC) and len(data) == len(whole[name]):
-            made[name] = _table(whole[name], data)
-    return made
+            signed[name] = _table(whole[name], data)
+    return signed
 
 
 def _archive(whole: bytes, data: bytes) -> bytes:
     """Sign the archive in a file, and the archives among its members before it."""
     start, end = whole.index(b"PK\x03\x04"), whole.rindex(b"PK\x05\x06") + 22
-    made, inner = bytearray(data), whole[start:end]
+    signed, inner = bytearray(data), whole[start:end]
     for info in zipfile.ZipFile(io.BytesIO(inner)).infolist():
         at = start + _payload(inner, info.header_offset)
         stop = at + info.compress_size
         if inner[at - start :].startswith(b"PK\x03\x04"):
-            made[at:stop] = _archive(whole[at:stop], bytes(made[at:stop]))
+            signed[at:stop] = _archive(whole[at:stop], bytes(signed[at:stop]))
         if info.CRC:
-            _sign(whole, made, info, start, at)
-    return bytes(made)
+            _sign(whole, signed, info, start, at)
+    return bytes(signed)
 
 
 def _payload(archive: bytes, header: int) -> int:
@@ -64,8 +64,8 @@ def _payload(archive: bytes, header: int) -> int:
     return int(header + 30 + name + extra)
 
 
-def _sign(whole: bytes, made: bytearray, info: zipfile.ZipInfo, start: int, at: int) -> None:
-    stored = bytes(made[at : at + info.compress_size])
+def _sign(whole: bytes, content: bytearray, info: zipfile.ZipInfo, start: int, at: int) -> None:
+    stored = bytes(content[at : at + info.compress_size])
     if info.compress_type == zipfile.ZIP_DEFLATED:
         try:
             stored = zlib.decompress(stored, -15)
@@ -76,9 +76,9 @@ def _sign(whole: bytes, made: bytearray, info: zipfile.ZipInfo, start: int, at: 
     central = whole.index(name, whole.index(b"PK\x01\x02", at + info.compress_size)) - 46
     after = at + info.compress_size
     # The descriptor behind the data has a mark of four bytes, or none.
-    for place in (start + info.header_offset + _LOCAL_CRC, central + _CENTRAL_CRC, after, after + 4):
-        if whole[place : place + 4] == before:
-            made[place : place + 4] = crc
+    for position in (start + info.header_offset + _LOCAL_CRC, central + _CENTRAL_CRC, after, after + 4):
+        if whole[position : position + 4] == before:
+            content[position : position + 4] = crc
 
 
 class _Tensor(NamedTuple):
@@ -88,13 +88,13 @@ class _Tensor(NamedTuple):
     texts: int | None
 
 
-def _tensors(index: bytes, made: bytes, data: bytes) -> bytes:
+def _tensors(index: bytes, content: bytes, data: bytes) -> bytes:
     """Put the right checksums of all tensors of a shard into its index."""
     for tensor in _entries(index):
         stored = data[tensor.offset : tensor.offset + tensor.size]
         right = masked(stored) if tensor.texts is None else _of_texts(stored, tensor.texts)
-        made = made.replace(tensor.crc, right or tensor.crc, 1)
-    return made
+        content = content.replace(tensor.crc, right or tensor.crc, 1)
+    return content
 
 
 def _of_texts(stored: bytes, count: int) -> bytes | None:
@@ -110,8 +110,8 @@ def _of_texts(stored: bytes, count: int) -> bytes | None:
 
 
 def _entries(index: bytes) -> Iterator[_Tensor]:
-    for _, place in _keyed(index, *_handles(index[-_FOOTER:])[1]):
-        for key, value in _keyed(index, *_handles(place)[0]):
+    for _, handle in _keyed(index, *_handles(index[-_FOOTER:])[1]):
+        for key, value in _keyed(index, *_handles(handle)[0]):
             fields = dict(protobuf.parse_fields(value))
             kind, offset, size, crc = (protobuf.as_int(fields.get(n, 0)) for n in (1, 4, 5, 6))
             dims = [
@@ -149,12 +149,12 @@ def _keyed(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]
 
 def _table(whole: bytes, data: bytes) -> bytes:
     """Sign every block of a table; `whole` says where they lie."""
-    made = bytearray(data)
+    signed = bytearray(data)
     meta, index = _handles(whole[-_FOOTER:])[:2]
-    for offset, size in (*(_handles(place)[0] for _, place in _keyed(whole, *index)), meta, index):
+    for offset, size in (*(_handles(handle)[0] for _, handle in _keyed(whole, *index)), meta, index):
         stop = offset + size + 1
-        made[stop : stop + 4] = masked(bytes(made[offset:stop]))
-    return bytes(made)
+        signed[stop : stop + 4] = masked(bytes(signed[offset:stop]))
+    return bytes(signed)
 
 
 # HDF5.
@@ -165,49 +165,49 @@ def hdf5(whole: bytes, data: bytes) -> bytes:
 
     `whole` is the sound file of the same layout, which says where they are.
     """
-    made = bytearray(data)
+    signed = bytearray(data)
     for start, size in _chunks(whole):
         stop = start + size - 4
-        made[stop : stop + 4] = fletcher32(bytes(made[start:stop])).to_bytes(4, "little")
+        signed[stop : stop + 4] = fletcher32(bytes(signed[start:stop])).to_bytes(4, "little")
     for start, stop in _hashed(whole):
-        made[stop : stop + 4] = lookup3(bytes(made[start:stop])).to_bytes(4, "little")
-    return bytes(made)
+        signed[stop : stop + 4] = lookup3(bytes(signed[start:stop])).to_bytes(4, "little")
+    return bytes(signed)
 
 
 @functools.cache
 def _chunks(whole: bytes) -> tuple[tuple[int, int], ...]:
     import h5py  # type: ignore[import-untyped]
 
-    found = []
+    chunks = []
 
     def visit(_: str, item: object) -> None:
         if isinstance(item, h5py.Dataset) and item.chunks and item.fletcher32:
             for number in range(item.id.get_num_chunks()):
                 info = item.id.get_chunk_info(number)
-                found.append((info.byte_offset, info.size))
+                chunks.append((info.byte_offset, info.size))
 
     with h5py.File(io.BytesIO(whole), "r") as file:
         file.visititems(visit)
-    return tuple(found)
+    return tuple(chunks)
 
 
 @functools.cache
 def _hashed(whole: bytes) -> tuple[tuple[int, int], ...]:
     """Return the runs of metadata that a checksum of four bytes follows, and the checksum is right."""
-    found = [(0, 44)] if whole[8] in (2, 3) else []
+    runs = [(0, 44)] if whole[8] in (2, 3) else []
     for mark in (b"OHDR", b"OCHK", b"BTHD", b"BTLF", b"FRHP", b"FHDB", b"FADB", b"FAHD", b"EAHD"):
         at = whole.find(mark)
         while at >= 0:
             # The size is known by the checksum that follows.
             stops = range(at + 4, min(len(whole) - 4, at + 2048))
             sums = lookup3_prefixes(whole[at : stops.stop], stops.start - at)
-            found += [
+            runs += [
                 (at, n)
                 for n, value in zip(stops, sums, strict=True)
                 if whole[n : n + 4] == value.to_bytes(4, "little")
             ][:1]
             at = whole.find(mark, at + 1)
-    return tuple(found)
+    return tuple(runs)
 
 
 def lookup3(data: bytes) -> int:

@@ -60,11 +60,11 @@ class Room:
 @contextlib.contextmanager
 def room() -> Iterator[Room]:
     """Give a folder that is removed in the end."""
-    made = Room()
+    room = Room()
     try:
-        yield made
+        yield room
     finally:
-        made.leave()
+        room.leave()
 
 
 class _Process:
@@ -134,13 +134,13 @@ class Forked(_Process):
     """A child that runs `python -c PROGRAM ...` without starting an interpreter: a fork of this process."""
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str] | None = None, **_: object) -> None:
-        ours, theirs = os.pipe()
+        reading_end, writing_end = os.pipe()
         self.pid = os.fork()
         if not self.pid:
-            os.close(ours)
-            self._child(command, theirs, env or {})
-        os.close(theirs)
-        self.stdout = open(ours, "rb")  # noqa: SIM115  # closed with the process
+            os.close(reading_end)
+            self._child(command, writing_end, env or {})
+        os.close(writing_end)
+        self.stdout = open(reading_end, "rb")  # noqa: SIM115  # closed with the process
 
     def _child(self, command: Sequence[str], out: int, env: Mapping[str, str]) -> NoReturn:
         try:

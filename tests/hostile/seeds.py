@@ -44,8 +44,8 @@ class Seed:
 
     def contents(self) -> dict[str, bytes]:
         """Return every file of the checkpoint by its name in the folder."""
-        found = sorted(path for path in self.home.rglob("*") if path.is_file())
-        return {str(path.relative_to(self.home)): path.read_bytes() for path in found}
+        paths = sorted(path for path in self.home.rglob("*") if path.is_file())
+        return {str(path.relative_to(self.home)): path.read_bytes() for path in paths}
 
 
 _INDEX, _DATA = "ckpt-1.index", "ckpt-1.data-00000-of-00001"
@@ -166,7 +166,7 @@ def _others(path: Path) -> None:
             file.create_dataset(f"{layer}/{layer}/{weight}:0", data=array)
         layers = sorted(file)
         for layer in layers:
-            file[layer].attrs["weight_names"] = [f"{layer}/{each}".encode() for each in file[layer][layer]]
+            file[layer].attrs["weight_names"] = [f"{layer}/{name}".encode() for name in file[layer][layer]]
         file.attrs["layer_names"] = [layer.encode() for layer in layers]
         file.attrs["backend"] = b"tensorflow"
         file.attrs["keras_version"] = b"2.15.0"
@@ -188,8 +188,8 @@ def _storage(path: Path, array: Any) -> None:
         file["none"], file["text"] = np.zeros((0, 3), "f4"), "text"
         small = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         small.set_layout(h5py.h5d.COMPACT)
-        made = h5py.h5d.create(file.id, b"small", h5py.h5t.IEEE_F32BE, h5py.h5s.create_simple((2, 3)), small)
-        made.write(h5py.h5s.ALL, h5py.h5s.ALL, array[:2])
+        built = h5py.h5d.create(file.id, b"small", h5py.h5t.IEEE_F32BE, h5py.h5s.create_simple((2, 3)), small)
+        built.write(h5py.h5s.ALL, h5py.h5s.ALL, array[:2])
     with h5py.File(path / "h5_chunks" / "model.h5", "w", userblock_size=512) as file:
         file.create_dataset("whole", data=array, chunks=(3, 2))
         file.create_dataset("packed", data=array, chunks=(3, 2), compression="gzip", shuffle=True)
@@ -209,8 +209,8 @@ def _storage(path: Path, array: Any) -> None:
         early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         early.set_chunk((3, 2))
         early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        made = h5py.h5d.create(file.id, b"all", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((8, 3)), early)
-        made.write(h5py.h5s.ALL, h5py.h5s.ALL, array)
+        built = h5py.h5d.create(file.id, b"all", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((8, 3)), early)
+        built.write(h5py.h5s.ALL, h5py.h5s.ALL, array)
 
 
 def _agents(path: Path, arrays: dict[str, Any]) -> None:
@@ -248,8 +248,8 @@ def _graphs(path: Path, arrays: dict[str, Any]) -> None:
         *("FLOAT", "DOUBLE", "INT64", "INT8", "UINT16", "BOOL", "FLOAT16", "BFLOAT16", "UINT32"),
         "COMPLEX64",
     )
-    held = [helper.make_tensor(f"k_{k.lower()}", getattr(TensorProto, k), (3,), [1, 0, 1]) for k in kinds]
-    held.append(helper.make_tensor("k_uint4", TensorProto.UINT4, (3,), [1, 15, 3]))
+    tensors = [helper.make_tensor(f"k_{k.lower()}", getattr(TensorProto, k), (3,), [1, 0, 1]) for k in kinds]
+    tensors.append(helper.make_tensor("k_uint4", TensorProto.UINT4, (3,), [1, 15, 3]))
     value = numpy_helper.from_array(np.full((2,), 2.5, "f4"), "value")
     branch = helper.make_graph(
         [helper.make_node("Constant", [], ["inner"], "inner", value=value)], "branch", [], []
@@ -264,7 +264,7 @@ def _graphs(path: Path, arrays: dict[str, Any]) -> None:
     ]
     obs = helper.make_tensor_value_info("obs", TensorProto.FLOAT, ["batch", 3])
     action = helper.make_tensor_value_info("action", TensorProto.FLOAT, ["batch", 2])
-    graph = helper.make_graph(nodes, "policy", [obs], [action], [*raw, *held])
+    graph = helper.make_graph(nodes, "policy", [obs], [action], [*raw, *tensors])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.save(model, str(path / "onnx" / "model.onnx"))
     torch.manual_seed(5)
@@ -304,8 +304,8 @@ def tensorflow(folder: Path) -> bool:
     tf.train.Checkpoint(agent=agent).write(str(folder / "bundle" / "ckpt-1"))
     tf.saved_model.save(agent, str(folder / "saved_model"), signatures=agent.act.get_concrete_function())
     for extra in ("fingerprint.pb", "assets"):
-        place = folder / "saved_model" / extra
-        place.rmdir() if place.is_dir() else place.unlink(missing_ok=True)
+        location = folder / "saved_model" / extra
+        location.rmdir() if location.is_dir() else location.unlink(missing_ok=True)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, activation="relu")])
     model.save(folder / "keras" / "model.keras")
     v1 = tf.compat.v1
@@ -325,14 +325,14 @@ def main() -> None:
     from tests import tensorflow_child
 
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder)
-        _torch(made)
-        _others(made)
-        tensorflow_child.run(__file__, "tensorflow", made)
+        home = Path(folder)
+        _torch(home)
+        _others(home)
+        tensorflow_child.run(__file__, "tensorflow", home)
         for seed in SEEDS:
             name = seed.folder or seed.name
             shutil.rmtree(FILES / name, ignore_errors=True)
-            shutil.copytree(made / name, FILES / name)
+            shutil.copytree(home / name, FILES / name)
     for seed in SEEDS:
         sizes = {name: len(data) for name, data in seed.contents().items()}
         sys.stdout.write(f"{seed.name}: {sizes}\n")

@@ -64,14 +64,14 @@ def tables() -> list[bytes]:
 
 
 def blocks() -> list[bytes]:
-    made = bundle_writer.block([(b"", bundle_writer.header()), (b"abc", b"value"), (b"abd", b"other")])
-    return [made, bundle_writer.block([])]
+    first = bundle_writer.block([(b"", bundle_writer.header()), (b"abc", b"value"), (b"abd", b"other")])
+    return [first, bundle_writer.block([])]
 
 
 def compressed() -> list[bytes]:
     import cramjam
 
-    return [bytes(cramjam.snappy.compress_raw(each)) for each in (*blocks(), bytes(500))]
+    return [bytes(cramjam.snappy.compress_raw(block)) for block in (*blocks(), bytes(500))]
 
 
 def shapes() -> list[bytes]:
@@ -99,13 +99,13 @@ def keyed() -> list[bytes]:
 
 def graphs() -> list[bytes]:
     writer = bundle_writer
-    made = writer.graph(
+    graph = writer.graph(
         writer.node([("agent", 1), ("optimizer", 3)]),
         writer.node([("w", 2), ("again", 1)]),
         writer.variable("w", "agent/w"),
         writer.node([("iter", 2)], slots=[(2, "m", 2)]),
     )
-    return [made, writer.graph(writer.node())]
+    return [graph, writer.graph(writer.node())]
 
 
 def v1_seeds() -> list[bytes]:
@@ -144,18 +144,18 @@ def array_headers() -> list[bytes]:
 def arrays() -> list[bytes]:
     import numpy as np
 
-    made = []
+    contents = []
     for value in (np.arange(6.0).reshape(2, 3), np.array("text"), np.zeros((2, 2), ">i2", order="F")):
         stream = io.BytesIO()
         np.save(stream, value)
-        made.append(stream.getvalue())
-    return made
+        contents.append(stream.getvalue())
+    return contents
 
 
 def shard_maps() -> list[bytes]:
     names = ("actor.0.weight", "actor.0.bias", "actor.2.weight", "actor.2.bias")
-    found = dict.fromkeys(names, "model-00001.safetensors")
-    return [json.dumps({"metadata": {"total_size": 232}, "weight_map": found}).encode()]
+    members = dict.fromkeys(names, "model-00001.safetensors")
+    return [json.dumps({"metadata": {"total_size": 232}, "weight_map": members}).encode()]
 
 
 def scripts() -> list[bytes]:
@@ -186,13 +186,13 @@ def keras_metadata_seeds() -> list[bytes]:
 
 
 def sidecars() -> list[bytes]:
-    made = sidecar.Sidecar(source={"path": "a.pt", "format": "pytorch"}, target_sha256="0" * 64)
-    said = made.document() | {
+    plain = sidecar.Sidecar(source={"path": "a.pt", "format": "pytorch"}, target_sha256="0" * 64)
+    document = plain.document() | {
         "action_low": [-1.0],
         "action_high": [1.0],
         "obs_norm": {"mean": [0.0], "var": [1.0]},
     }
-    return [made.encode(), json.dumps(said).encode()]
+    return [plain.encode(), json.dumps(document).encode()]
 
 
 RULES = b"""rest = "keep"

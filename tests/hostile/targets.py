@@ -75,9 +75,9 @@ def _pickle(room: Room, data: bytes) -> None:
 
 def _npy(room: Room, data: bytes) -> None:
     file = _file(room, data)
-    found = npy.read_npy(Span(file, 0, file.size))
-    if found.source is not None:
-        found.source.read()
+    array = npy.read_npy(Span(file, 0, file.size))
+    if array.source is not None:
+        array.source.read()
 
 
 def _npy_header(room: Room, data: bytes) -> None:
@@ -134,12 +134,12 @@ def _entry(room: Room, data: bytes) -> None:
 
 def _entries(room: Room, data: bytes) -> None:
     """Take the bytes apart into keys and values: a length before each."""
-    found, at = {}, 0
-    while at < len(data) and len(found) < 20:
+    entries, at = {}, 0
+    while at < len(data) and len(entries) < 20:
         key = data[at + 1 : (at := at + 1 + data[at] % 32)]
         length = data[at] if at < len(data) else 0
-        found[key] = data[at + 1 : (at := at + 1 + length)]
-    _bundle(room, list(found.items()))
+        entries[key] = data[at + 1 : (at := at + 1 + length)]
+    _bundle(room, list(entries.items()))
 
 
 def _object_graph(room: Room, data: bytes) -> None:
@@ -198,7 +198,7 @@ def _script(room: Room, data: bytes) -> None:
     """TorchScript: constants before the first NUL, code after it."""
     constants, _, code = data.partition(b"\0CODE\0")
     more = {"data.pkl": constants, "constants.pkl": b"\x80\x02).", "code/__torch__/m.py": code}
-    members = _stored_torch() | {f"model/{name}": held for name, held in more.items()}
+    members = _stored_torch() | {f"model/{name}": content for name, content in more.items()}
     _read(open_checkpoint(room.put("a.pt", _archive(members))))
 
 
@@ -216,15 +216,15 @@ def _dcp(room: Room, data: bytes) -> None:
 
 
 def _saved_model(room: Room, data: bytes) -> None:
-    for name, held in BY_NAME["SavedModel graph"].contents().items():
-        room.put(f"s/{name}", held)
+    for name, content in BY_NAME["SavedModel graph"].contents().items():
+        room.put(f"s/{name}", content)
     room.put("s/saved_model.pb", data)
     _read(open_checkpoint(str(room.folder / "s")))
 
 
 def _keras_metadata(room: Room, data: bytes) -> None:
-    for name, held in BY_NAME["SavedModel graph"].contents().items():
-        room.put(f"k/{name}", held)
+    for name, content in BY_NAME["SavedModel graph"].contents().items():
+        room.put(f"k/{name}", content)
     room.put("k/keras_metadata.pb", data)
     _read(open_checkpoint(str(room.folder / "k")))
 

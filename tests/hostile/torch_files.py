@@ -48,9 +48,9 @@ def members(value: object = None, storages: dict[str, bytes] | None = None) -> l
 
 def changed(place: int, **fields: Any) -> list[Made]:
     """Return a checkpoint's members of which one is changed: 0 the pickle, 1 byteorder, 2 the storage."""
-    made = members()
-    made[place] = replace(made[place], **fields)
-    return made
+    changed_members = members()
+    changed_members[place] = replace(changed_members[place], **fields)
+    return changed_members
 
 
 def torch_file(

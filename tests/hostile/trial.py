@@ -15,27 +15,27 @@ from tests.hostile.targets import BY_TARGET, Target, attempt, mutants
 def survived(names: Iterable[str], count: int) -> dict[str, Any]:
     """Return, by target, how many seeds were accepted, how many inputs were tried, and what went wrong."""
     signal.signal(signal.SIGALRM, _late)
-    with room() as place:
-        return {name: _tried(BY_TARGET[name], place, count) for name in names}
+    with room() as workroom:
+        return {name: _tried(BY_TARGET[name], workroom, count) for name in names}
 
 
 def _late(*_: object) -> None:
     raise TimeoutError
 
 
-def _tried(target: Target, place: Room, count: int) -> dict[str, Any]:
+def _tried(target: Target, workroom: Room, count: int) -> dict[str, Any]:
     seeds = target.seeds()
-    found: dict[str, Any] = {"accepted": 0, "tried": 0, "wrong": []}
+    outcome: dict[str, Any] = {"accepted": 0, "tried": 0, "wrong": []}
     for number, data in enumerate(_inputs(target, seeds, count)):
         signal.alarm(SECONDS)
         try:
-            accepted = attempt(target, place, data)
-            found["accepted"] += accepted and number < len(seeds)
+            accepted = attempt(target, workroom, data)
+            outcome["accepted"] += accepted and number < len(seeds)
         except BaseException:  # noqa: BLE001  # what is looked for
-            found["wrong"].append([data.hex()[:2000], traceback.format_exc()[-1500:]])
+            outcome["wrong"].append([data.hex()[:2000], traceback.format_exc()[-1500:]])
         signal.alarm(0)
-        found["tried"] += 1
-    return found
+        outcome["tried"] += 1
+    return outcome
 
 
 def _inputs(target: Target, seeds: list[bytes], count: int) -> Iterator[bytes]:

@@ -62,7 +62,7 @@ def differences(
         names: the seeds to damage, all without any
         every: a seed is damaged in one of so many ways
     """
-    asked = {
+    request = {
         "crafted": {name: str(path) for name, path in crafted.items()},
         "times": times,
         "seeds": list(names or BY_NAME),
@@ -75,16 +75,16 @@ def differences(
         )
         for memory in _MEMORY.values()
     ]
-    for each in started:
-        assert each.stdin is not None
-        each.stdin.write(json.dumps(asked).encode())
-        each.stdin.close()
-    found = []
-    for each in started:
-        assert each.stdout is not None
-        found.append(dict(map(json.loads, each.stdout)))
-        assert each.wait() == 0
-    one, other = found
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(request).encode())
+        process.stdin.close()
+    results = []
+    for process in started:
+        assert process.stdout is not None
+        results.append(dict(map(json.loads, process.stdout)))
+        assert process.wait() == 0
+    one, other = results
     return len(one), [
         f"{name}: {one.get(name)} and {other.get(name)}"
         for name in one | other
@@ -99,38 +99,38 @@ def verdict(path: str) -> list[Any]:
     from ckpttool.formats import open_checkpoint
 
     try:
-        found = open_checkpoint(path)
+        checkpoint = open_checkpoint(path)
     except CkpttoolError as error:
         return ["refused", type(error).__name__, error.message]
     try:
-        return ["read", digest_checkpoint(found).sha256, list(found.notes)]
+        return ["read", digest_checkpoint(checkpoint).sha256, list(checkpoint.notes)]
     except CkpttoolError as error:
-        return ["listed", type(error).__name__, error.message, _tensors(found), list(found.notes)]
+        return ["listed", type(error).__name__, error.message, _tensors(checkpoint), list(checkpoint.notes)]
 
 
-def _tensors(found: Any) -> list[str]:
+def _tensors(checkpoint: Any) -> list[str]:
     """Return the digest of every tensor that can be read, and the error of every other one."""
     from ckpttool.core import CkpttoolError
     from ckpttool.core.digests import hash_tensor
 
-    each = []
-    for _, leaf in found.tree.tensors():
+    digests = []
+    for _, leaf in checkpoint.tree.tensors():
         try:
-            each.append(hash_tensor(leaf))
+            digests.append(hash_tensor(leaf))
         except CkpttoolError as error:
-            each.append(type(error).__name__)
-    return each
+            digests.append(type(error).__name__)
+    return digests
 
 
-def _read(asked: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
-    for name, path in asked["crafted"].items():
+def _read(request: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    for name, path in request["crafted"].items():
         yield name, verdict(path)
-    with room() as place:
-        for at, seed in enumerate(BY_NAME[name] for name in asked["seeds"]):
-            for kind in kinds(seed)[at % asked["every"] :: asked["every"]]:
-                for number in range(_FIRST, _FIRST + asked["times"]):
-                    place.fill(mutant(seed, kind, number))
-                    yield f"{seed.name}/{kind}/{number}", verdict(str(place.folder / seed.path))
+    with room() as workroom:
+        for at, seed in enumerate(BY_NAME[name] for name in request["seeds"]):
+            for kind in kinds(seed)[at % request["every"] :: request["every"]]:
+                for number in range(_FIRST, _FIRST + request["times"]):
+                    workroom.fill(mutant(seed, kind, number))
+                    yield f"{seed.name}/{kind}/{number}", verdict(str(workroom.folder / seed.path))
 
 
 def make(folder: Path, *, whole: bool = True, every: int = 1) -> dict[str, Path]:
@@ -141,11 +141,11 @@ def make(folder: Path, *, whole: bool = True, every: int = 1) -> dict[str, Path]
     from tests import hostile
     from tests.hostile.case import BAIT
 
-    made = {}
-    for found in pkgutil.iter_modules(hostile.__path__):
-        if not found.name.startswith("crafted_"):
+    paths = {}
+    for module in pkgutil.iter_modules(hostile.__path__):
+        if not module.name.startswith("crafted_"):
             continue
-        for case in importlib.import_module(f"tests.hostile.{found.name}").CASES[::every]:
+        for case in importlib.import_module(f"tests.hostile.{module.name}").CASES[::every]:
             if case.name in SLOW and not whole:
                 continue
             home = folder / case.name / "case"
@@ -153,8 +153,8 @@ def make(folder: Path, *, whole: bool = True, every: int = 1) -> dict[str, Path]
             (home.parent / BAIT).write_bytes(b"\x11" * 4096)
             # A library that a case needs may be absent.
             with contextlib.suppress(ImportError):
-                made[case.name] = case.make(home)
-    return made
+                paths[case.name] = case.make(home)
+    return paths
 
 
 def main() -> None:
@@ -172,8 +172,8 @@ def main() -> None:
         # Its imports are done once, here, and the forks have them.
         hdf5_child.preload_modules()
         with forked_children(), mock.patch.object(hdf5_child, "preload_modules"):
-            for each in _read(json.load(sys.stdin)):
-                sys.stdout.write(json.dumps(each) + "\n")
+            for row in _read(json.load(sys.stdin)):
+                sys.stdout.write(json.dumps(row) + "\n")
         return
     with tempfile.TemporaryDirectory() as folder:
         crafted = make(Path(folder), whole=not chosen.quick, every=chosen.every)

@@ -98,7 +98,7 @@ def run(jobs: Mapping[Path, Sequence[Command]]) -> dict[Path, list[Seen]]:
     """
     if any(len(commands) > 1 for commands in jobs.values()) and os.environ.get("CKPTTOOL_HOSTILE") == "whole":
         return {
-            folder: [seen for command in commands for seen in run({folder: [command]})[folder]]
+            folder: [result for command in commands for result in run({folder: [command]})[folder]]
             for folder, commands in jobs.items()
         }
     texts = [(str(folder), [list(map(str, command)) for command in jobs[folder]]) for folder in jobs]
@@ -108,8 +108,8 @@ def run(jobs: Mapping[Path, Sequence[Command]]) -> dict[Path, list[Seen]]:
     if status and len(jobs) > 1:
         return {folder: run({folder: commands})[folder] for folder, commands in jobs.items()}
     assert status == 0, f"{status} at one of {texts}: {output}"
-    seen = [Seen(**{name: _settled(value) for name, value in found.items()}) for found in json.loads(output)]
-    rest = iter(seen)
+    results = [Seen(**{name: _settled(value) for name, value in row.items()}) for row in json.loads(output)]
+    rest = iter(results)
     return {folder: [next(rest) for _ in commands] for folder, commands in jobs.items()}
 
 
@@ -153,7 +153,7 @@ def _watched(arguments: list[str], baseline: int) -> Seen:
     signal.alarm(0)
     signal.setitimer(signal.ITIMER_PROF, 0)
     peak = _peak()
-    found = Seen(
+    result = Seen(
         status,
         *(_text(descriptor) for descriptor in outputs[:2]),
         sum(os.times()[:4]) - began,
@@ -163,13 +163,13 @@ def _watched(arguments: list[str], baseline: int) -> Seen:
     )
     for descriptor in outputs:
         os.close(descriptor)
-    return found
+    return result
 
 
 def _peak() -> int:
     """Return the most bytes that this process or a child of it has had in memory."""
     who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return max(resource.getrusage(each).ru_maxrss for each in who) << 10
+    return max(resource.getrusage(owner).ru_maxrss for owner in who) << 10
 
 
 def _resident() -> int:
@@ -327,11 +327,11 @@ _WRITES = re.compile(r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC|O_APPEND")
 
 
 def _call(line: str) -> Call | None:
-    found = _TRACED.match(line)
-    if found is None or int(found[3]) < 0:
+    match = _TRACED.match(line)
+    if match is None or int(match[3]) < 0:
         return None
-    name, said = found[1], found[2]
+    name, arguments = match[1], match[2]
     opens = name.startswith("open")
-    changes = _WRITES.search(said) is not None if opens else not name.startswith("exec")
-    paths = _QUOTED.findall(said)
+    changes = _WRITES.search(arguments) is not None if opens else not name.startswith("exec")
+    paths = _QUOTED.findall(arguments)
     return Call(name, tuple(paths[:1] if opens or name.startswith("exec") else paths), changes)

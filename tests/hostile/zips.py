@@ -127,6 +127,6 @@ def _end(count: int, length: int, offset: int, end: Mapping[str, Any]) -> bytes:
 
 def descriptor(member: Made, layout: str = "<4sIII", **other: int) -> bytes:
     """Return the data descriptor of a member, with its mark unless the layout has no room for it."""
-    said = {**member.said, **other}
+    fields = {**member.said, **other}
     mark = (b"PK\x07\x08",) if "s" in layout else ()
-    return struct.pack(layout, *mark, said["crc"], said["stored"], said["size"])
+    return struct.pack(layout, *mark, fields["crc"], fields["stored"], fields["size"])

@@ -136,7 +136,7 @@ def conversions(
 
     With `each`, every program gets that many by files and ways in turn, and one by layer kinds at least.
     """
-    found: list[tuple[str, str, str]] = []
+    conversions: list[tuple[str, str, str]] = []
     for name in names:
         able = [
             (name, source, way)
@@ -152,8 +152,8 @@ def conversions(
             if by_kinds and not any(one in chosen for one in by_kinds):
                 chosen.append(by_kinds[first // each % len(by_kinds)])
             able = chosen
-        found += able
-    return found
+        conversions += able
+    return conversions
 
 
 def _applies(target: str, name: str, way: str) -> bool:
@@ -234,21 +234,21 @@ class _Try:
             net = self._into() if self.way == "into" else self._written()
         except CkpttoolError as error:
             raise _RefusedError(f"{error} [{error.hint or ''}]") from None
-        found = self.side.outputs(net) if self.target == "torch" else self.side.outputs(net, self.made)
+        outputs = self.side.outputs(net) if self.target == "torch" else self.side.outputs(net, self.made)
         style = "subclassed_" if self.source.startswith("own_") else "functional_"
         file = f"{style}outputs.npz" if self.target == "torch" else "torch_outputs.npz"
-        with np.load(self.file.parent / file) as wanted:
-            for name, value in zip(wanted.files, found, strict=True):
-                compare(value, wanted[name])
+        with np.load(self.file.parent / file) as archive:
+            for name, value in zip(archive.files, outputs, strict=True):
+                compare(value, archive[name])
 
     def _into(self) -> Any:
         from ckpttool.conversion.filling import load_into
 
         net = self._new(5)
         options = {"flatten": self.flatten, "unflatten": self.unflatten, "kinds": self.kinds}
-        said = {name: [tuple(each.rsplit("=", 1)) for each in held] for name, held in options.items()}
+        args = {name: [tuple(value.rsplit("=", 1)) for value in values] for name, values in options.items()}
         # The referee is this harness: without it, the command would refuse what it finds wrong.
-        done = load_into(net, str(self.file), match=self.match, shapes=self.shapes, verify=False, **said)
+        done = load_into(net, str(self.file), match=self.match, shapes=self.shapes, verify=False, **args)
         self.assumed = done.report.assumed
         return net
 
@@ -281,11 +281,11 @@ class _Try:
                 force=True,
             )
         else:
-            wanted = _like(self.target, self.name, self.shapes, self._style)
+            written = _like(self.target, self.name, self.shapes, self._style)
             done = fill(
                 str(self.file),
                 str(target),
-                wanted,
+                written,
                 to=form,
                 kinds=self.kinds,
                 flatten=self.flatten,
@@ -313,10 +313,10 @@ class _Try:
         """Take the options that assumptions name for a model that is otherwise; say whether any is new."""
         before = len(self.options)
         text = _options("; ".join(self.assumed))
-        for option, held in (("--flatten", self.flatten), ("--unflatten", self.unflatten)):
-            for said in re.findall(rf"{option} '([^']+)'", text):
-                if not any(each.rpartition("=")[0] == said.rpartition("=")[0] for each in held):
-                    self._add(held, said, f"{option} {said}")
+        for option, values in (("--flatten", self.flatten), ("--unflatten", self.unflatten)):
+            for match_text in re.findall(rf"{option} '([^']+)'", text):
+                if not any(value.rpartition("=")[0] == match_text.rpartition("=")[0] for value in values):
+                    self._add(values, match_text, f"{option} {match_text}")
         self.corrected = self.corrected or len(self.options) > before
         return len(self.options) > before
 
@@ -337,31 +337,31 @@ class _Try:
             for name in dict.fromkeys(line.name for line in self.made.lines if line.name):
                 other = self.made.torch_names.get(name, name)
                 source, target = (name, other) if self.target == "torch" else (other, name)
-                source = next((each for each, known in self.names.items() if known == name), source)
+                source = next((key for key, known in self.names.items() if known == name), source)
                 listed, _, places = text.partition("could fill")
-                found = re.search(rf"[\w/]*\b{source}\b", listed)
-                if "are paired" in text or (found and re.search(rf"\b{target}\b", places)):
-                    source = found[0] if found else source
+                match = re.search(rf"[\w/]*\b{source}\b", listed)
+                if "are paired" in text or (match and re.search(rf"\b{target}\b", places)):
+                    source = match[0] if match else source
                     self._add(self.match, (source, target), f"--match {source}={target}")
-        for option, held in (("--flatten", self.flatten), ("--unflatten", self.unflatten)):
+        for option, values in (("--flatten", self.flatten), ("--unflatten", self.unflatten)):
             for title in dict.fromkeys(re.findall(rf"{option} '([^'=]+)=", text)):
-                said = re.findall(rf"{option} '({re.escape(title)}=(?:no|[0-9,+]+))'", text)
-                if any(each.startswith(f"{title}=") for each in held):
+                proposals = re.findall(rf"{option} '({re.escape(title)}=(?:no|[0-9,+]+))'", text)
+                if any(value.startswith(f"{title}=") for value in values):
                     continue
                 # A user knows what stands before and behind a layer.
                 own = self.names.get(title, title)
-                known = orders.parts(self.made, own, said, makes=option == "--unflatten")
+                known = orders.parts(self.made, own, proposals, makes=option == "--unflatten")
                 if known is None:
                     continue
-                wanted = next((each for each in said if _parts(each) == known), None)
-                if wanted is None and known != "no" and "places,channels" in text:
-                    wanted = f"{title}={known}"
-                if wanted is not None:
-                    self._add(held, wanted, f"{option} {wanted}")
-        knows = {line.name: line for line in self.made.lines if line.op in _KINDS}
+                fitting = next((proposal for proposal in proposals if _parts(proposal) == known), None)
+                if fitting is None and known != "no" and "places,channels" in text:
+                    fitting = f"{title}={known}"
+                if fitting is not None:
+                    self._add(values, fitting, f"{option} {fitting}")
+        lines_by_name = {line.name: line for line in self.made.lines if line.op in _KINDS}
         for kind in re.findall(r"--kind '([^']+)'", text)[:1]:
             title = kind.partition("=")[0]
-            line = knows.get(title.rpartition("/")[2])
+            line = lines_by_name.get(title.rpartition("/")[2])
             # A user knows what the layer is, and how many heads it has.
             if line is not None:
                 own = _KINDS[line.op].format(**line.args)
@@ -369,9 +369,9 @@ class _Try:
             self._add(self.kinds, kind, f"--kind {kind}")
         return len(self.options) > before
 
-    def _add(self, held: list[Any], value: Any, option: str) -> None:
-        if value not in held:
-            held.append(value)
+    def _add(self, values: list[Any], value: Any, option: str) -> None:
+        if value not in values:
+            values.append(value)
             self.options.append(option)
 
 
@@ -379,18 +379,18 @@ def _options(text: str) -> str:
     """Return a text with the arguments of load_into as options of the command line."""
     return re.sub(
         r"(flatten|unflatten|kinds)=\{'([^']+)': '([^']+)'\}",
-        lambda found: f"--{found[1].replace('kinds', 'kind')} '{found[2]}={found[3]}'",
+        lambda match: f"--{match[1].replace('kinds', 'kind')} '{match[2]}={match[3]}'",
         text,
     )
 
 
 def _parts(text: str) -> str:
     """Return what an option says as places,channels: the sides of an image multiplied."""
-    found = []
+    extents = []
     for part in text.rpartition("=")[2].split("+"):
         *sides, channels = part.split(",")
-        found.append(",".join(filter(None, (str(math.prod(map(int, sides))) if sides else "", channels))))
-    return "+".join(found)
+        extents.append(",".join(filter(None, (str(math.prod(map(int, sides))) if sides else "", channels))))
+    return "+".join(extents)
 
 
 def compare(found: np.ndarray, wanted: np.ndarray) -> None:
@@ -429,9 +429,9 @@ def run(
     for part in [list(names[start : start + _AT_ONCE]) for start in range(0, len(names), _AT_ONCE)]:
         chosen = {target: conversions(part, target, sources, ways, each) for target in targets}
         for target in filter(chosen.get, chosen):
-            made = [name for name in part if not (folder / name / _DONE[_other(target)]).exists()]
-            if made:
-                call = f"make({_other(target)!r}, {made!r}, {str(folder)!r}, {list(sources)!r})"
+            missing = [name for name in part if not (folder / name / _DONE[_other(target)]).exists()]
+            if missing:
+                call = f"make({_other(target)!r}, {missing!r}, {str(folder)!r}, {list(sources)!r})"
                 _child(_other(target), call, folder)
         for target, cells in chosen.items():
             call = f"judge({target!r}, {cells!r}, {str(folder)!r})"
@@ -518,25 +518,25 @@ def page() -> str:
     for target, title in (("torch", "PyTorch"), ("keras", "Keras")):
         for way, name in WAYS.items():
             if mine := [cell for cell in cells if (cell.target, cell.way) == (target, way)]:
-                found = totals(mine)
-                counts = [*(found.get(column, 0) for column in COUNTED), len(mine)]
-                counts[-1] -= sum(counts[:-1]) + found.get("WRONG", 0) + found.get("WRONG ASSUMED", 0)
-                wrong = f"{found.get('WRONG ASSUMED', 0)}, {found.get('WRONG', 0)}"
+                result = totals(mine)
+                counts = [*(result.get(column, 0) for column in COUNTED), len(mine)]
+                counts[-1] -= sum(counts[:-1]) + result.get("WRONG", 0) + result.get("WRONG ASSUMED", 0)
+                wrong = f"{result.get('WRONG ASSUMED', 0)}, {result.get('WRONG', 0)}"
                 text += f"| {title} | {name} | {' | '.join(map(str, counts))} | {wrong} "
-                text += f"| {found['good']} of {found['sure']} |\n"
+                text += f"| {result['good']} of {result['sure']} |\n"
     return text + _refused(cells)
 
 
 def _refused(cells: Sequence[Cell]) -> str:
     """Return the conversions that are not right, by model and direction."""
-    found: dict[tuple[str, str], list[str]] = {}
+    columns: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
         if cell.state not in FINE:
             state = "" if cell.state == "refused" else f" ({cell.state})"
             key = cell.program.removesuffix("__renamed"), cell.target
-            found.setdefault(key, []).append(f"`{cell.source}` {cell.way}{state}")
+            columns.setdefault(key, []).append(f"`{cell.source}` {cell.way}{state}")
     text = "\n## Refused conversions\n\n"
-    for (name, target), which in sorted(found.items()):
+    for (name, target), which in sorted(columns.items()):
         side = "PyTorch" if target == "torch" else "Keras"
         text += f"- `{name}` to {side}: {', '.join(dict.fromkeys(which))}\n"
     return text
@@ -579,11 +579,11 @@ def record(cells: Sequence[Cell]) -> None:
 
 def recorded() -> dict[tuple[str, ...], Cell]:
     """Return the recorded cells by program, target, file and way."""
-    found = {}
+    cells = {}
     for line in RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else ():
         *key, state, options, sentence = line.split("\t")
-        found[tuple(key)] = Cell(*key, state, (options,) if options else (), sentence)
-    return found
+        cells[tuple(key)] = Cell(*key, state, (options,) if options else (), sentence)
+    return cells
 
 
 def changes(cells: Iterable[Cell]) -> list[str]:
@@ -617,10 +617,10 @@ def main() -> None:
     )
     options = parser.parse_args()
     patterns = options.only.split(",")
-    names = [name for name in PROGRAMS if any(fnmatch.fnmatch(name, each) for each in patterns)]
+    names = [name for name in PROGRAMS if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
     folder = Path(options.keep or tempfile.mkdtemp(prefix="model_pairs"))
     folder.mkdir(exist_ok=True)
-    sources = [each for each in options.sources.split(",") if each]
+    sources = [source_name for source_name in options.sources.split(",") if source_name]
     targets, ways = options.to.split(","), options.ways.split(",")
     cells = []
     try:

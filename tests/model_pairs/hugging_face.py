@@ -78,15 +78,15 @@ def _torch_outputs(model: Any, name: str) -> np.ndarray:
     import torch
 
     with torch.no_grad():
-        found = model.eval()(**{key: torch.from_numpy(value) for key, value in inputs(name).items()})
-    return found.last_hidden_state.numpy()
+        output = model.eval()(**{key: torch.from_numpy(value) for key, value in inputs(name).items()})
+    return output.last_hidden_state.numpy()
 
 
 def _keras_outputs(model: Any, name: str) -> np.ndarray:
     import tensorflow as tf
 
-    found = model({key: tf.constant(value) for key, value in inputs(name).items()})
-    return found.last_hidden_state.numpy()
+    output = model({key: tf.constant(value) for key, value in inputs(name).items()})
+    return output.last_hidden_state.numpy()
 
 
 def make_torch(folder: str) -> None:
@@ -141,9 +141,9 @@ def judge(target: str, folder: str) -> None:
         start = time.process_time()
         with contextlib.redirect_stdout(io.StringIO()):
             state, sentence = _converted(target, name, at, expected)
-        took = time.process_time() - start
+        elapsed_s = time.process_time() - start
         text = " ".join(sentence.replace(str(at), "").split())[:200]
-        report(Outcome(name, target, "ckpttool", state, took, text))
+        report(Outcome(name, target, "ckpttool", state, elapsed_s, text))
 
 
 def _converted(target: str, name: str, at: Path, expected: np.ndarray) -> tuple[str, str]:

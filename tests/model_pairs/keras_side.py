@@ -44,8 +44,8 @@ class Shuffle(keras.layers.Layer):  # type: ignore[misc]
 
 
 def _layer(line: Line, name: str) -> Any:
-    k, args, taken, made = keras.layers, line.args, line.ins[0].shape, line.out.shape
-    rank = len(taken) - 1
+    k, args, shape, output_shape = keras.layers, line.args, line.ins[0].shape, line.out.shape
+    rank = len(shape) - 1
     op = line.op
     if op in ("conv", "convt", "depthwise"):
         kind = {"conv": "Conv{}D", "convt": "Conv{}DTranspose", "depthwise": "DepthwiseConv{}D"}[op]
@@ -53,28 +53,28 @@ def _layer(line: Line, name: str) -> Any:
         cls = getattr(k, kind.format(rank))
         if op == "depthwise":
             return cls(args["kernel"], name=name)
-        return cls(made[0], args["kernel"], args["stride"], name=name)
+        return cls(output_shape[0], args["kernel"], args["stride"], name=name)
     if op == "td_conv":
-        return k.TimeDistributed(k.Conv2D(made[1], args["kernel"]), name=name)
+        return k.TimeDistributed(k.Conv2D(output_shape[1], args["kernel"]), name=name)
     if op == "prelu":
         return k.PReLU(name=name, shared_axes=list(range(1, rank + 1)) if rank else None)
     if op == "attention":
-        return k.MultiHeadAttention(args["heads"], made[-1] // args["heads"], name=name)
+        return k.MultiHeadAttention(args["heads"], output_shape[-1] // args["heads"], name=name)
     simple = {
-        "dense": lambda: k.Dense(made[-1], use_bias=args.get("bias", True), name=name),
+        "dense": lambda: k.Dense(output_shape[-1], use_bias=args.get("bias", True), name=name),
         "bn": lambda: k.BatchNormalization(epsilon=EPSILON, name=name),
         "ln": lambda: k.LayerNormalization(epsilon=EPSILON, name=name),
-        "lstm": lambda: k.LSTM(made[-1], return_sequences=args["sequences"], name=name),
-        "gru": lambda: k.GRU(made[-1], return_sequences=args["sequences"], name=name),
-        "embed": lambda: k.Embedding(args["words"], made[-1], name=name),
+        "lstm": lambda: k.LSTM(output_shape[-1], return_sequences=args["sequences"], name=name),
+        "gru": lambda: k.GRU(output_shape[-1], return_sequences=args["sequences"], name=name),
+        "embed": lambda: k.Embedding(args["words"], output_shape[-1], name=name),
         "positions": lambda: Positions(name=name),
     }
     return simple[op]() if op in simple else None
 
 
-def _step(line: Line, layer: Any, given: list[Any], *, layers: bool) -> Any:
+def _step(line: Line, layer: Any, inputs: list[Any], *, layers: bool) -> Any:
     """Return what a step makes; with `layers` what moves numbers is a layer too, as in a functional model."""
-    k, x, op = keras.layers, given[0], line.op
+    k, x, op = keras.layers, inputs[0], line.op
     if op == "attention":
         return layer(x, x)
     if layer is not None:
@@ -96,7 +96,7 @@ def _step(line: Line, layer: Any, given: list[Any], *, layers: bool) -> Any:
             return k.Permute(axes)(x) if layers else keras.ops.transpose(x, (0, *axes))
         return _reshape(x, (*size, channels), layers=layers)
     if op == "attend":
-        q, key, v = given
+        q, key, v = inputs
         scores = keras.ops.matmul(q, keras.ops.transpose(key, (0, 2, 1))) / line.out.shape[-1] ** 0.5
         return keras.ops.matmul(keras.ops.softmax(scores, -1), v)
     if op in ("shuffle", "unshuffle"):
@@ -109,26 +109,26 @@ def _step(line: Line, layer: Any, given: list[Any], *, layers: bool) -> Any:
             "pool": lambda: keras.ops.max_pool(x, 2),
             "gap": lambda: keras.ops.mean(x, places),
             "mean": lambda: keras.ops.mean(x, 1),
-            "scale": lambda: x * _reshape(given[1], (*(1,) * rank, -1), layers=False),
+            "scale": lambda: x * _reshape(inputs[1], (*(1,) * rank, -1), layers=False),
             "step": lambda: keras.ops.expand_dims(x, 1),
             "rows": lambda: _reshape(x, (-1,), layers=False),
             "patches": lambda: _reshape(x, line.out.shape, layers=False),
-            "concat": lambda: keras.ops.concatenate(given, -1),
-            "add": lambda: given[0] + given[1],
-            "multiply": lambda: given[0] * given[1],
+            "concat": lambda: keras.ops.concatenate(inputs, -1),
+            "add": lambda: inputs[0] + inputs[1],
+            "multiply": lambda: inputs[0] * inputs[1],
         }[op]()
     return {
         "relu": lambda: k.ReLU()(x),
         "pool": lambda: getattr(k, f"MaxPooling{names[rank]}")(2)(x),
         "gap": lambda: getattr(k, f"GlobalAveragePooling{names[rank]}")()(x),
         "mean": lambda: k.GlobalAveragePooling1D()(x),
-        "scale": lambda: k.Multiply()([x, k.Reshape((*(1,) * rank, x.shape[-1]))(given[1])]),
+        "scale": lambda: k.Multiply()([x, k.Reshape((*(1,) * rank, x.shape[-1]))(inputs[1])]),
         "step": lambda: k.Reshape((1, x.shape[-1]))(x),
         "rows": lambda: k.Flatten()(x),
         "patches": lambda: _reshape(x, line.out.shape, layers=True),
-        "concat": lambda: k.Concatenate()(given),
-        "add": lambda: k.Add()(given),
-        "multiply": lambda: k.Multiply()(given),
+        "concat": lambda: k.Concatenate()(inputs),
+        "add": lambda: k.Add()(inputs),
+        "multiply": lambda: k.Multiply()(inputs),
     }[op]()
 
 
@@ -152,32 +152,32 @@ class Net(keras.Model):  # type: ignore[misc]
     def call(self, *given: Any) -> Any:
         if len(given) == 1 and isinstance(given[0], list | tuple):
             given = tuple(given[0])
-        values = {each.number: x for each, x in zip(self.made.inputs, given, strict=True)}
+        values = {input_.number: x for input_, x in zip(self.made.inputs, given, strict=True)}
         for line in self.made.lines:
             layer = getattr(self, line.name) if line.name else None
             values[line.out.number] = _step(
-                line, layer, [values[each.number] for each in line.ins], layers=False
+                line, layer, [values[value.number] for value in line.ins], layers=False
             )
-        made = [values[each.number] for each in self.made.outputs]
-        return made if len(made) > 1 else made[0]
+        results = [values[output.number] for output in self.made.outputs]
+        return results if len(results) > 1 else results[0]
 
 
 def functional(name: str) -> Any:
     """Return the program as a functional model, whose layers carry the program's names."""
-    made = program(name)
+    made_program = program(name)
     values: dict[int, Any] = {}
-    for each, shape in zip(made.inputs, shapes(made), strict=True):
-        values[each.number] = keras.Input(shape, dtype="int32" if each.kind == "tokens" else None)
-    given = list(values.values())
+    for input_, shape in zip(made_program.inputs, shapes(made_program), strict=True):
+        values[input_.number] = keras.Input(shape, dtype="int32" if input_.kind == "tokens" else None)
+    inputs = list(values.values())
     layers: dict[str, Any] = {}
-    for line in made.lines:
+    for line in made_program.lines:
         if line.name and line.name not in layers:
             layers[line.name] = _layer(line, line.name)
-        ins = [values[each.number] for each in line.ins]
+        ins = [values[value.number] for value in line.ins]
         values[line.out.number] = _step(line, layers.get(line.name), ins, layers=True)
-    found = [values[each.number] for each in made.outputs]
+    results = [values[output.number] for output in made_program.outputs]
     return keras.Model(
-        given if len(given) > 1 else given[0], found if len(found) > 1 else found[0], name="net"
+        inputs if len(inputs) > 1 else inputs[0], results if len(results) > 1 else results[0], name="net"
     )
 
 
@@ -185,8 +185,8 @@ def model(name: str, style: str = "functional") -> Any:
     """Return a program's model with its variables made."""
     keras.utils.clear_session()
     net = functional(name) if style == "functional" else Net(name)
-    made = program(name)
-    call(net, [np.zeros((1, *s), "int32" if made.words else "float32") for s in shapes(made)])
+    net_program = program(name)
+    call(net, [np.zeros((1, *s), "int32" if net_program.words else "float32") for s in shapes(net_program)])
     return net
 
 
@@ -206,7 +206,7 @@ def build(name: str, style: str = "functional", seed: int = 0) -> Any:
 
 def shapes(made: Program) -> list[tuple[int, ...]]:
     """Return the shapes of a program's inputs in Keras."""
-    return [_last(each.kind, each.shape) for each in made.inputs]
+    return [_last(input_.kind, input_.shape) for input_ in made.inputs]
 
 
 def _last(kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -217,50 +217,50 @@ def _last(kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def call(net: Any, given: list[np.ndarray]) -> Any:
     """Return what a model of either style makes of its inputs."""
-    x = [tf.constant(each) for each in given]
+    x = [tf.constant(array) for array in given]
     return net(x if len(x) > 1 else x[0])
 
 
 def inputs(made: Program, seed: int = 1) -> list[np.ndarray]:
     """Return random inputs as Keras takes them: those of torch_side, images with their channels last."""
     draw = np.random.default_rng(seed)
-    found = []
-    for each in made.inputs:
-        if each.kind == "tokens":
-            found.append(draw.integers(0, made.words, (3, *each.shape)))
+    arrays = []
+    for input_ in made.inputs:
+        if input_.kind == "tokens":
+            arrays.append(draw.integers(0, made.words, (3, *input_.shape)))
             continue
-        value = draw.standard_normal((3, *each.shape)).astype(np.float32)
-        axis = {"image": 1, "frames": 2}.get(each.kind)
-        found.append(np.moveaxis(value, axis, -1) if axis else value)
-    return found
+        value = draw.standard_normal((3, *input_.shape)).astype(np.float32)
+        axis = {"image": 1, "frames": 2}.get(input_.kind)
+        arrays.append(np.moveaxis(value, axis, -1) if axis else value)
+    return arrays
 
 
 def outputs(net: Any, made: Program) -> list[np.ndarray]:
     """Return what the model makes of the program's inputs, images with their channels first."""
-    found = call(net, inputs(made))
-    found = found if isinstance(found, list | tuple) else [found]
+    results = call(net, inputs(made))
+    results = results if isinstance(results, list | tuple) else [results]
     return [
-        np.moveaxis(np.asarray(each), -1, 1) if value.kind == "image" else np.asarray(each)
-        for each, value in zip(found, made.outputs, strict=True)
+        np.moveaxis(np.asarray(array), -1, 1) if value.kind == "image" else np.asarray(array)
+        for array, value in zip(results, made.outputs, strict=True)
     ]
 
 
 def save(name: str, folder: Path, sources: Sequence[str]) -> None:
     """Write the model in these forms beside the outputs that it has."""
-    own = [each for each in sources if each.startswith("own_")]
+    own = [source for source in sources if source.startswith("own_")]
     for style in STYLES if own else ("functional",):
         net = build(name, style)
         at = f"{style}_"
         net.save_weights(folder / f"{at}.weights.h5")
         if style == "functional":
             # Checkpoints of objects number the layers.
-            numbered = {f"_operations/{n}": each.name for n, each in enumerate(net.layers)}
+            numbered = {f"_operations/{n}": layer.name for n, layer in enumerate(net.layers)}
             (folder / "names.json").write_text(json.dumps(numbered), encoding="utf-8")
             if "keras" in sources:
                 net.save(folder / "functional.keras")
             if "h5" in sources:
                 net.save(folder / "functional.h5")
-            np.savez(folder / "keras.npz", **{each.path: np.asarray(each) for each in net.variables})
+            np.savez(folder / "keras.npz", **{value.path: np.asarray(value) for value in net.variables})
             if "saved_model" in sources:
                 _export(net, name, folder / "saved_model")
         if {"objects", "own_objects"} & {*sources}:
@@ -269,9 +269,9 @@ def save(name: str, folder: Path, sources: Sequence[str]) -> None:
 
 
 def _export(net: Any, name: str, target: Path) -> None:
-    made = program(name)
-    dtype = "int32" if made.words else "float32"
-    specs = [tf.TensorSpec((None, *shape), dtype) for shape in shapes(made)]
+    definition = program(name)
+    dtype = "int32" if definition.words else "float32"
+    specs = [tf.TensorSpec((None, *shape), dtype) for shape in shapes(definition)]
     archive = keras.export.ExportArchive()
     archive.track(net)
     archive.add_endpoint("serve", lambda *x: net(list(x) if len(x) > 1 else x[0]), specs)

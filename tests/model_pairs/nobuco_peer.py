@@ -74,15 +74,15 @@ def main(names: list[str]) -> None:
 
         def convert(name: str = name) -> None:
             net = torch_side.build(name).eval()
-            given = [torch.from_numpy(np.ascontiguousarray(x)) for x in torch_side.inputs(net.program)]
+            tensors = [torch.from_numpy(np.ascontiguousarray(x)) for x in torch_side.inputs(net.program)]
             order = nobuco.ChannelOrder.PYTORCH
             model = nobuco.pytorch_to_keras(
-                net, args=given, inputs_channel_order=order, outputs_channel_order=order
+                net, args=tensors, inputs_channel_order=order, outputs_channel_order=order
             )
-            found = model([x.numpy() for x in given] if len(given) > 1 else given[0].numpy())
+            outputs = model([x.numpy() for x in tensors] if len(tensors) > 1 else tensors[0].numpy())
             with torch.no_grad():
-                expected = net(*given)
-            both = [each if isinstance(each, list | tuple) else [each] for each in (found, expected)]
+                expected = net(*tensors)
+            both = [value if isinstance(value, list | tuple) else [value] for value in (outputs, expected)]
             for one, other in zip(*both, strict=True):
                 harness.compare(np.asarray(one), other.numpy())
 

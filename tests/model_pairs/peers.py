@@ -119,11 +119,11 @@ def export_torch(names: Sequence[str], folder: str) -> None:
 
     for name in names:
         net, target = torch_side.build(name), str(Path(folder, name, "torch.onnx"))
-        given = tuple(map(torch.from_numpy, torch_side.inputs(net.program)))
-        titles = [f"in{number}" for number in range(len(given))]
+        inputs = tuple(map(torch.from_numpy, torch_side.inputs(net.program)))
+        titles = [f"in{number}" for number in range(len(inputs))]
 
-        def export(net: Any = net, given: Any = given, target: str = target, titles: Any = titles) -> None:
-            torch.onnx.export(net, given, target, input_names=titles, dynamo=False, opset_version=17)
+        def export(net: Any = net, tensors: Any = inputs, target: str = target, titles: Any = titles) -> None:
+            torch.onnx.export(net, tensors, target, input_names=titles, dynamo=False, opset_version=17)
 
         report(timed(name, "keras", "export", export))
 
@@ -139,11 +139,11 @@ def judge_torch(names: Sequence[str], folder: str, own: bool = False) -> None:
     assert keras.backend.backend() == "torch"
 
     def outputs(net: Any, name: str) -> list[np.ndarray]:
-        given = [torch.from_numpy(np.ascontiguousarray(x)) for x in keras_side.inputs(program(name))]
+        tensors = [torch.from_numpy(np.ascontiguousarray(x)) for x in keras_side.inputs(program(name))]
         with torch.no_grad():
-            found = net(given if len(given) > 1 else given[0]) if _is_keras(net) else net(*given)
-        found = found if isinstance(found, list | tuple) else [found]
-        return [each.detach().numpy() for each in found]
+            results = net(tensors if len(tensors) > 1 else tensors[0]) if _is_keras(net) else net(*tensors)
+        results = results if isinstance(results, list | tuple) else [results]
+        return [tensor.detach().numpy() for tensor in results]
 
     def whole(name: str) -> Any:
         keras.utils.clear_session()
@@ -175,7 +175,7 @@ def judge_torch(names: Sequence[str], folder: str, own: bool = False) -> None:
 
 
 def _is_keras(net: Any) -> bool:
-    return any(each.__module__.startswith("keras.") for each in type(net).__mro__)
+    return any(base.__module__.startswith("keras.") for base in type(net).__mro__)
 
 
 def _torch_axes(value: np.ndarray) -> np.ndarray:
@@ -215,27 +215,27 @@ def judge_keras(names: Sequence[str], folder: str, own: bool = False) -> None:
     np.save("calibration_image_sample_data_20x128x128x3_float32.npy", images)
 
     def onnx(name: str) -> Any:
-        at, made = Path(folder, name), program(name)
+        at, definition = Path(folder, name), program(name)
         model = onnx2tf.convert(
             input_onnx_file_path=str(at / "torch.onnx"),
             output_folder_path=str(at / "onnx2tf"),
             non_verbose=True,
             # As its documentation says for inputs that are not images with channels first.
             keep_shape_absolutely_input_names=[
-                f"in{number}" for number, each in enumerate(made.inputs) if each.kind != "image"
+                f"in{number}" for number, input_ in enumerate(definition.inputs) if input_.kind != "image"
             ],
         )
-        last = keras_side.inputs(made)
-        axes = [{"image": 1, "frames": 2}.get(each.kind) for each in made.inputs]
+        last = keras_side.inputs(definition)
+        axes = [{"image": 1, "frames": 2}.get(input_.kind) for input_ in definition.inputs]
         first = [x if axis is None else np.moveaxis(x, -1, axis) for x, axis in zip(last, axes, strict=True)]
         choices = list(zip(first, last, strict=True))
-        given = []
-        for wanted in model.inputs:
-            number = int(wanted.name.partition(":")[0].removeprefix("in"))
-            fitting = [x for x in choices[number] if x.shape[1:] == tuple(wanted.shape[1:])]
-            given.append(tf.constant(fitting[-1], wanted.dtype))
-        found = model(given if len(given) > 1 else given[0])
-        return [np.asarray(x) for x in (found if isinstance(found, list | tuple) else [found])]
+        arrays = []
+        for value in model.inputs:
+            number = int(value.name.partition(":")[0].removeprefix("in"))
+            fitting = [x for x in choices[number] if x.shape[1:] == tuple(value.shape[1:])]
+            arrays.append(tf.constant(fitting[-1], value.dtype))
+        outputs = model(arrays if len(arrays) > 1 else arrays[0])
+        return [np.asarray(x) for x in (outputs if isinstance(outputs, list | tuple) else [outputs])]
 
     def script(name: str) -> Any:
         net = keras_side.build(name, "functional", 5)
@@ -262,25 +262,25 @@ def _judge(target: str, names: Sequence[str], folder: str, tools: dict[str, Call
             start = time.process_time()
             with contextlib.redirect_stdout(io.StringIO()):
                 cell = harness.attempt(target, name, source, "like", at)
-            took = time.process_time() - start
-            report(Outcome(name, target, tool, cell.state, took, cell.sentence))
-        with np.load(Path(folder, name, file)) as wanted:
-            outputs = [wanted[key] for key in wanted.files]
+            elapsed_s = time.process_time() - start
+            report(Outcome(name, target, tool, cell.state, elapsed_s, cell.sentence))
+        with np.load(Path(folder, name, file)) as archive:
+            outputs = [archive[key] for key in archive.files]
         for tool, convert in tools.items():
 
             def run(convert: Any = convert, name: str = name, outputs: Any = outputs) -> None:
-                found = convert(name)
-                if len(found) != len(outputs):
-                    raise harness.WrongError(f"{len(found)} outputs instead of {len(outputs)}")
-                for value, expected in zip(found, outputs, strict=True):
+                cell = convert(name)
+                if len(cell) != len(outputs):
+                    raise harness.WrongError(f"{len(cell)} outputs instead of {len(outputs)}")
+                for value, expected in zip(cell, outputs, strict=True):
                     _compare(value, expected)
 
             report(timed(name, target, tool, run))
 
 
-def _compare(found: np.ndarray, expected: np.ndarray) -> None:
+def _compare(values: np.ndarray, expected: np.ndarray) -> None:
     """Raise WrongError unless the values are equal with channels in either position."""
-    views = [found, np.moveaxis(found, -1, 1), np.moveaxis(found, 1, -1)] if found.ndim > 2 else [found]
+    views = [values, np.moveaxis(values, -1, 1), np.moveaxis(values, 1, -1)] if values.ndim > 2 else [values]
     errors = []
     for view in views:
         try:
@@ -289,7 +289,7 @@ def _compare(found: np.ndarray, expected: np.ndarray) -> None:
             errors.append(error)
         else:
             return
-    raise next((each for each in errors if "differ" in str(each)), errors[0])
+    raise next((error for error in errors if "differ" in str(error)), errors[0])
 
 
 def timed(name: str, target: str, tool: str, run: Callable[[], None]) -> Outcome:
@@ -326,13 +326,13 @@ def run(names: Sequence[str], folder: Path, own: bool = False) -> Iterator[Outco
             call = f"make({framework!r}, {part!r}, {str(folder)!r}, {sources!r})"
             _child(framework, call, folder, module="harness")
         exported = {
-            (each.target, each.program): each
+            (outcome.target, outcome.program): outcome
             for framework in (() if own else ("keras", "torch"))
-            for each in _child(framework, f"export_{framework}({part!r}, {str(folder)!r})", folder)
+            for outcome in _child(framework, f"export_{framework}({part!r}, {str(folder)!r})", folder)
         }
         for framework in ("torch", "keras"):
-            for each in _child(framework, f"judge_{framework}({part!r}, {str(folder)!r}, {own})", folder):
-                yield joined(each, exported) if each.tool in ("onnx2torch", "onnx2tf") else each
+            for outcome in _child(framework, f"judge_{framework}({part!r}, {str(folder)!r}, {own})", folder):
+                yield joined(outcome, exported) if outcome.tool in ("onnx2torch", "onnx2tf") else outcome
 
 
 def joined(outcome: Outcome, exported: dict[tuple[str, str], Outcome]) -> Outcome:
@@ -362,7 +362,7 @@ def read_outcomes(output: str) -> list[Outcome]:
 
 def record(outcomes: Iterable[Outcome]) -> None:
     """Write the versions and the outcomes; programs that were not run keep their lines."""
-    every = {(each.program, each.target, each.tool): each for each in (*recorded(), *outcomes)}
+    every = {(outcome.program, outcome.target, outcome.tool): outcome for outcome in (*recorded(), *outcomes)}
     lines = sorted(
         "\t".join((e.program, e.target, e.tool, e.state, f"{e.seconds:.4f}", e.sentence))
         for e in every.values()
@@ -378,12 +378,12 @@ def versions() -> list[str]:
 
 def recorded() -> list[Outcome]:
     """Return the recorded outcomes."""
-    found = []
+    outcomes = []
     for line in RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else ():
         if not line.startswith("#"):
             name, target, tool, state, seconds, sentence = line.split("\t")
-            found.append(Outcome(name, target, tool, state, float(seconds), sentence))
-    return found
+            outcomes.append(Outcome(name, target, tool, state, float(seconds), sentence))
+    return outcomes
 
 
 _PAGE = """## Other converters
@@ -438,23 +438,23 @@ SAME = (
 
 def page() -> str:
     """Return the section of the page of the pairs of models that shows other converters."""
-    outcomes = [each for each in recorded() if each.program in PROGRAMS]
+    outcomes = [outcome for outcome in recorded() if outcome.program in PROGRAMS]
     if not outcomes:
         return ""
     head = RESULTS.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-    count = {t: len({each.program for each in outcomes if each.target == t}) for t in TOOLS}
+    count = {t: len({outcome.program for outcome in outcomes if outcome.target == t}) for t in TOOLS}
     text = _PAGE.format(**count, versions=head)
     text += "| to | tool | reads | right | assumed | refused, crash | wrong | time |\n"
     text += f"|---|---|---|{'---:|' * 5}\n"
     for target, title in (("torch", "PyTorch"), ("keras", "Keras")):
         base = {e.program: e for e in outcomes if e.target == target and e.tool == "ckpttool"}
         for key, tool in TOOLS[target].items():
-            mine = [each for each in outcomes if each.target == target and each.tool == key]
-            if len({each.program for each in mine}) < count[target]:
+            mine = [outcome for outcome in outcomes if outcome.target == target and outcome.tool == key]
+            if len({outcome.program for outcome in mine}) < count[target]:
                 continue  # it ran on some models only
-            counts = Counter(each.state for each in mine)
-            done = [each for each in mine if each.state in harness.FINE]
-            ratios = [each.seconds / max(1e-6, base[each.program].seconds) for each in done]
+            counts = Counter(outcome.state for outcome in mine)
+            done = [outcome for outcome in mine if outcome.state in harness.FINE]
+            ratios = [outcome.seconds / max(1e-6, base[outcome.program].seconds) for outcome in done]
             assumed = counts["assumed"] + counts["corrected"]
             wrong = counts["WRONG"] + counts["WRONG ASSUMED"]
             text += f"| {title} | {tool.title} | {tool.source} | {counts['right']} | {assumed} "
@@ -471,13 +471,13 @@ def _same_models(outcomes: Sequence[Outcome]) -> str:
     for target, title in (("torch", "PyTorch"), ("keras", "Keras")):
         for key, tool in TOOLS[target].items():
             mine = [e for e in outcomes if (e.target, e.tool) == (target, key) and e.program in SAME]
-            counts = Counter(each.state for each in mine)
+            counts = Counter(outcome.state for outcome in mine)
             assumed = counts["assumed"] + counts["corrected"]
             refused = counts["refused"] + counts["crash"]
             wrong = counts["WRONG"] + counts["WRONG ASSUMED"]
-            took = statistics.median([each.seconds for each in mine]) if mine else 0
+            median_s = statistics.median([outcome.seconds for outcome in mine]) if mine else 0
             text += f"| {title} | {tool.title} | {tool.source} | {counts['right']} | {assumed} | {refused} "
-            text += f"| {wrong} | {took:.2f} | {tool.proof} |\n"
+            text += f"| {wrong} | {median_s:.2f} | {tool.proof} |\n"
     return text
 
 
@@ -508,15 +508,15 @@ def _of_twins() -> str:
 
 
 def _of_transformers() -> str:
-    found = {(each.program, each.target, each.tool): each for each in recorded()}
+    outcomes = {(outcome.program, outcome.target, outcome.tool): outcome for outcome in recorded()}
     rows: dict[str, dict[str, str]] = {}
     options = []
-    for (name, target, tool), theirs in found.items():
+    for (name, target, tool), outcome in outcomes.items():
         if tool == "transformers":
-            ours = found[name, target, "ckpttool"]
-            cell = f"{theirs.state} {theirs.seconds * 1000:,.0f}, {ours.state} {ours.seconds * 1000:,.0f}"
+            own = outcomes[name, target, "ckpttool"]
+            cell = f"{outcome.state} {outcome.seconds * 1000:,.0f}, {own.state} {own.seconds * 1000:,.0f}"
             rows.setdefault(name, {})[target] = cell
-            options += [f"\n{name} needs `{ours.sentence}`.\n"] if ours.sentence else []
+            options += [f"\n{name} needs `{own.sentence}`.\n"] if own.sentence else []
     text = "".join(f"| {name} | {row['keras']} | {row['torch']} |\n" for name, row in rows.items())
     return f"{_TRANSFORMERS}{text}{''.join(options)}" if text else ""
 
@@ -541,20 +541,20 @@ def main() -> None:
     names = [
         name
         for name in PROGRAMS
-        if "__" not in name and any(fnmatch.fnmatch(name, each) for each in patterns)
+        if "__" not in name and any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
     ]
     folder = Path(options.keep or tempfile.mkdtemp(prefix="peers"))
     folder.mkdir(exist_ok=True)
     outcomes = []
-    found = _transformers(folder) if options.transformers else run(names, folder, options.own)
+    result = _transformers(folder) if options.transformers else run(names, folder, options.own)
     if options.read:
-        found = iter(read_outcomes(Path(options.read).read_text(encoding="utf-8")))
+        result = iter(read_outcomes(Path(options.read).read_text(encoding="utf-8")))
     try:
-        for each in found:
-            outcomes.append(each)
+        for row in result:
+            outcomes.append(row)
             print(  # noqa: T201
-                f"{each.program:20} {each.target:5} {each.tool:20} {each.state:8} {each.seconds:6.2f} s "
-                f"{each.sentence[:120]}",
+                f"{row.program:20} {row.target:5} {row.tool:20} {row.state:8} {row.seconds:6.2f} s "
+                f"{row.sentence[:120]}",
                 flush=True,
             )
     finally:

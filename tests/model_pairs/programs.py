@@ -55,9 +55,9 @@ class Program:
         return Value(self._count, kind, tuple(shape))
 
     def given(self, kind: str, *shape: int) -> Value:
-        made = self.value(kind, *shape)
-        self.inputs.append(made)
-        return made
+        value = self.value(kind, *shape)
+        self.inputs.append(value)
+        return value
 
     def step(self, op: str, ins: Sequence[Value], out: Value, name: str = "", **args: Any) -> Value:
         self.lines.append(Line(out, op, tuple(ins), name, args))
@@ -142,7 +142,7 @@ class Program:
         first = values[0]
         axis = 0 if first.kind == "image" else len(first.shape) - 1
         shape = list(first.shape)
-        shape[axis] = sum(each.shape[axis] for each in values)
+        shape[axis] = sum(value.shape[axis] for value in values)
         return self.step("concat", values, self.value(first.kind, *shape))
 
     def shuffle(self, x: Value, factor: int = 2) -> Value:
@@ -424,7 +424,7 @@ def _siamese(p: Program) -> Program:
 
 def _siamese_images(p: Program) -> Program:
     one, two = p.given("image", 2, 6, 5), p.given("image", 2, 6, 5)
-    a, b = (p.flatten(p.relu(p.conv(each, 3, "shared"))) for each in (one, two))
+    a, b = (p.flatten(p.relu(p.conv(image, 3, "shared"))) for image in (one, two))
     return p.done(p.dense(p.concat(a, b), 2, "out"))
 
 
@@ -523,7 +523,7 @@ def _transformer(p: Program) -> Program:
     p.words = 11
     x = p.embed(p.given("tokens", 5), 8, "words")
     x = p.same("positions", x, "places")
-    q, k, v = (p.dense(x, 8, each) for each in ("query", "key", "value"))
+    q, k, v = (p.dense(x, 8, part) for part in ("query", "key", "value"))
     x = p.ln(p.add(x, p.dense(p.step("attend", [q, k, v], p.value("sequence", 5, 8)), 8, "project")), "norm1")
     return p.done(p.dense(p.ln(x, "norm2"), 11, "head"))
 
@@ -626,13 +626,13 @@ def parts(made: Program, title: str, said: Sequence[str], *, makes: bool) -> str
     """
     names = {line.name: line for line in made.lines if line.name}
     names |= {made.torch_names.get(name, name): line for name, line in names.items()}
-    line = next((names[each] for each in reversed(title.split("/")) if each in names), None)
+    line = next((names[part] for part in reversed(title.split("/")) if part in names), None)
     if line is None:
-        lengths = {_length(each) for each in said if not each.endswith("=no")}
+        lengths = {_length(text) for text in said if not text.endswith("=no")}
         able = {
             parts(made, name, (), makes=makes)
-            for name, each in names.items()
-            if len(each.out.shape) == 1 and math.prod((each.out if makes else each.ins[0]).shape) in lengths
+            for name, line in names.items()
+            if len(line.out.shape) == 1 and math.prod((line.out if makes else line.ins[0]).shape) in lengths
         }
         return able.pop() if len(able) == 1 else None
     if line.op in ("conv", "convt"):
@@ -644,18 +644,18 @@ def parts(made: Program, title: str, said: Sequence[str], *, makes: bool) -> str
                 return f"{other.args['factor'] ** 2},{small}"
         return "no"
     if makes or line.op in ("bn", "ln", "prelu"):
-        found = _behind(made, line.out)
-        if found or makes:
-            return found or "no"
+        behind = _behind(made, line.out)
+        if behind or makes:
+            return behind or "no"
     return _before(made, line.ins[0]) or "no"
 
 
-def _is_one(made: Program, value: Value, line: Line, at: int) -> bool:
+def _is_one(program: Program, value: Value, line: Line, at: int) -> bool:
     """Say whether a step takes (0) or makes (1) a value, but for functions of each number."""
     while True:
         if value in (line.ins if at == 0 else (line.out,)):
             return True
-        step = next((e for e in made.lines if (value in e.ins if at == 0 else e.out == value)), None)
+        step = next((e for e in program.lines if (value in e.ins if at == 0 else e.out == value)), None)
         if step is None or step.op not in ("relu", "bn"):
             return False
         value = step.out if at == 0 else step.ins[0]
@@ -666,32 +666,32 @@ def _length(option: str) -> int:
     return sum(math.prod(map(int, part.split(","))) for part in option.rpartition("=")[2].split("+"))
 
 
-def _before(made: Program, value: Value) -> str:
-    line = next((each for each in made.lines if each.out == value), None)
+def _before(program: Program, value: Value) -> str:
+    line = next((line for line in program.lines if line.out == value), None)
     if line is None:
         return ""
     if line.op == "flatten" and line.args["order"] == "own":
-        taken = line.ins[0].shape[1:] if line.ins[0].kind == "frames" else line.ins[0].shape
-        return f"{math.prod(taken[1:])},{taken[0]}" if math.prod(taken[1:]) > 1 else ""
+        extents = line.ins[0].shape[1:] if line.ins[0].kind == "frames" else line.ins[0].shape
+        return f"{math.prod(extents[1:])},{extents[0]}" if math.prod(extents[1:]) > 1 else ""
     if line.op == "concat":
-        inner = [_before(made, each) for each in line.ins]
-        sizes = [each.shape[-1] for each in line.ins]
+        inner = [_before(program, input_) for input_ in line.ins]
+        sizes = [input_.shape[-1] for input_ in line.ins]
         return "+".join(x or str(n) for x, n in zip(inner, sizes, strict=True)) if any(inner) else ""
     if line.op in ("relu", "bn", "ln", "multiply", "add", "prelu", "step"):
-        return _before(made, line.ins[0])
+        return _before(program, line.ins[0])
     return ""
 
 
-def _behind(made: Program, value: Value) -> str:
-    for line in made.lines:
+def _behind(program: Program, value: Value) -> str:
+    for line in program.lines:
         if value not in line.ins:
             continue
         if line.op == "image" and line.args["order"] == "own":
             return f"{math.prod(line.out.shape[1:])},{line.out.shape[0]}"
         if line.op == "multiply" and line.ins[1] == value:
-            return _before(made, line.ins[0])
-        if line.op in ("relu", "bn", "ln", "prelu", "add") and (found := _behind(made, line.out)):
-            return found
+            return _before(program, line.ins[0])
+        if line.op in ("relu", "bn", "ln", "prelu", "add") and (part := _behind(program, line.out)):
+            return part
     return ""
 
 
@@ -706,15 +706,15 @@ def _renamed(name: str) -> Callable[[], Program]:
     make = PROGRAMS[name]
 
     def made() -> Program:
-        found = make()
+        renamed = make()
         counts: dict[str, int] = {}
         stems = {"dense": "fc", "conv": "conv", "td_conv": "conv", "convt": "deconv", "bn": "bn", "ln": "ln"}
-        for line in found.lines:
-            if line.name and line.name not in found.torch_names:
+        for line in renamed.lines:
+            if line.name and line.name not in renamed.torch_names:
                 stem = stems.get(line.op, line.op)
                 counts[stem] = counts.get(stem, 0) + 1
-                found.torch_names[line.name] = f"{stem}_{counts[stem]}"
-        return found
+                renamed.torch_names[line.name] = f"{stem}_{counts[stem]}"
+        return renamed
 
     return made
 

@@ -21,31 +21,31 @@ EPSILON = 1e-3
 
 
 def _layer(line: Line) -> nn.Module | None:
-    args, taken, made = line.args, line.ins[0].shape, line.out.shape
-    rank = len(taken) - 1
+    args, shape, output_shape = line.args, line.ins[0].shape, line.out.shape
+    rank = len(shape) - 1
     if line.op in ("conv", "convt"):
         kinds = _CONV if line.op == "conv" else _CONVT
-        return kinds[rank](taken[0], made[0], args["kernel"], args["stride"])
+        return kinds[rank](shape[0], output_shape[0], args["kernel"], args["stride"])
     if line.op == "td_conv":
-        return nn.Conv2d(taken[1], made[1], args["kernel"])
+        return nn.Conv2d(shape[1], output_shape[1], args["kernel"])
     if line.op == "depthwise":
-        return _CONV[rank](taken[0], taken[0], args["kernel"], groups=taken[0])
+        return _CONV[rank](shape[0], shape[0], args["kernel"], groups=shape[0])
     if line.op == "dense":
-        return nn.Linear(taken[-1], made[-1], bias=args.get("bias", True))
+        return nn.Linear(shape[-1], output_shape[-1], bias=args.get("bias", True))
     if line.op == "bn":
-        return _NORM[rank](taken[0], eps=EPSILON)
+        return _NORM[rank](shape[0], eps=EPSILON)
     if line.op == "ln":
-        return nn.LayerNorm(taken[-1], eps=EPSILON)
+        return nn.LayerNorm(shape[-1], eps=EPSILON)
     if line.op == "prelu":
-        return nn.PReLU(taken[0])
+        return nn.PReLU(shape[0])
     if line.op in ("lstm", "gru"):
-        return (nn.LSTM if line.op == "lstm" else nn.GRU)(taken[-1], made[-1], batch_first=True)
+        return (nn.LSTM if line.op == "lstm" else nn.GRU)(shape[-1], output_shape[-1], batch_first=True)
     if line.op == "attention":
-        return nn.MultiheadAttention(taken[-1], args["heads"], batch_first=True)
+        return nn.MultiheadAttention(shape[-1], args["heads"], batch_first=True)
     if line.op == "embed":
-        return nn.Embedding(args["words"], made[-1])
+        return nn.Embedding(args["words"], output_shape[-1])
     if line.op == "positions":
-        return Positions(taken)
+        return Positions(shape)
     return None
 
 
@@ -75,16 +75,16 @@ class Net(nn.Module):
         return self.program.torch_names.get(line.name, line.name)
 
     def forward(self, *given: Tensor) -> Any:
-        values = {each.number: x for each, x in zip(self.program.inputs, given, strict=True)}
+        values = {input_.number: x for input_, x in zip(self.program.inputs, given, strict=True)}
         for line in self.program.lines:
             layer = self.get_submodule(self._name(line)) if line.name else None
-            values[line.out.number] = _step(line, layer, [values[each.number] for each in line.ins])
-        made = tuple(values[each.number] for each in self.program.outputs)
-        return made if len(made) > 1 else made[0]
+            values[line.out.number] = _step(line, layer, [values[value.number] for value in line.ins])
+        results = tuple(values[output.number] for output in self.program.outputs)
+        return results if len(results) > 1 else results[0]
 
 
-def _step(line: Line, layer: Any, given: list[Tensor]) -> Tensor:
-    x, op = given[0], line.op
+def _step(line: Line, layer: Any, tensors: list[Tensor]) -> Tensor:
+    x, op = tensors[0], line.op
     if op in ("lstm", "gru"):
         y = layer(x)[0]
         return y if line.args["sequences"] else y[:, -1]
@@ -106,7 +106,7 @@ def _step(line: Line, layer: Any, given: list[Tensor]) -> Tensor:
             return torch.movedim(x.reshape(len(x), *size, channels), -1, 1)
         return x.reshape(len(x), *line.out.shape)
     if op == "attend":
-        q, k, v = given
+        q, k, v = tensors
         return torch.softmax(q @ k.transpose(1, 2) / q.shape[-1] ** 0.5, -1) @ v
     size = len(line.ins[0].shape) - 1
     return {
@@ -116,13 +116,13 @@ def _step(line: Line, layer: Any, given: list[Tensor]) -> Tensor:
         "mean": lambda: x.mean(1),
         "shuffle": lambda: torch.pixel_shuffle(x, line.args["factor"]),
         "unshuffle": lambda: torch.pixel_unshuffle(x, line.args["factor"]),
-        "scale": lambda: x * given[1][(...,) + (None,) * size],
+        "scale": lambda: x * tensors[1][(...,) + (None,) * size],
         "step": lambda: x.unsqueeze(1),
         "rows": lambda: x.flatten(1),
         "patches": lambda: x.flatten(2).transpose(1, 2),
-        "concat": lambda: torch.cat(given, 1 if line.out.kind == "image" else -1),
-        "add": lambda: given[0] + given[1],
-        "multiply": lambda: given[0] * given[1],
+        "concat": lambda: torch.cat(tensors, 1 if line.out.kind == "image" else -1),
+        "add": lambda: tensors[0] + tensors[1],
+        "multiply": lambda: tensors[0] * tensors[1],
     }[op]()
 
 
@@ -144,18 +144,18 @@ def inputs(made: Program, seed: int = 1) -> list[np.ndarray]:
     """Return random inputs as PyTorch takes them."""
     draw = np.random.default_rng(seed)
     return [
-        draw.integers(0, made.words, (3, *each.shape))
-        if each.kind == "tokens"
-        else draw.standard_normal((3, *each.shape)).astype(np.float32)
-        for each in made.inputs
+        draw.integers(0, made.words, (3, *input_.shape))
+        if input_.kind == "tokens"
+        else draw.standard_normal((3, *input_.shape)).astype(np.float32)
+        for input_ in made.inputs
     ]
 
 
 def outputs(net: Net) -> list[np.ndarray]:
     """Return what the model makes of the program's inputs, images with their channels first."""
     with torch.no_grad():
-        made = net.eval()(*map(torch.from_numpy, inputs(net.program)))
-    return [each.numpy() for each in (made if isinstance(made, tuple) else (made,))]
+        results = net.eval()(*map(torch.from_numpy, inputs(net.program)))
+    return [tensor.numpy() for tensor in (results if isinstance(results, tuple) else (results,))]
 
 
 def save(name: str, folder: Path, sources: Sequence[str]) -> None:
@@ -168,10 +168,10 @@ def save(name: str, folder: Path, sources: Sequence[str]) -> None:
     state = {key: value.contiguous() for key, value in net.state_dict().items()}
     save_file(state, folder / "torch.safetensors", metadata={"format": "pt"})
     np.savez(folder / "torch.npz", **{key: value.numpy() for key, value in state.items()})
-    given = tuple(map(torch.from_numpy, inputs(net.program)))
+    tensors = tuple(map(torch.from_numpy, inputs(net.program)))
     if "script" in sources:
         with torch.no_grad():
-            torch.jit.trace(net, given, check_trace=False).save(str(folder / "script.pt"))
+            torch.jit.trace(net, tensors, check_trace=False).save(str(folder / "script.pt"))
     if "onnx" in sources:
         import warnings
 
@@ -180,13 +180,13 @@ def save(name: str, folder: Path, sources: Sequence[str]) -> None:
             warnings.simplefilter("ignore")
             # Norms stay layers of their own.
             kept = torch.onnx.TrainingMode.PRESERVE
-            torch.onnx.export(net, given, str(folder / "model.onnx"), dynamo=False, training=kept)
+            torch.onnx.export(net, tensors, str(folder / "model.onnx"), dynamo=False, training=kept)
     np.savez(folder / "torch_outputs.npz", *outputs(net))
 
 
 def shapes(made: Program) -> list[tuple[int, ...]]:
     """Return the shapes of a program's inputs in PyTorch."""
-    return [each.shape for each in made.inputs]
+    return [input_.shape for input_ in made.inputs]
 
 
 def _renamed(key: str, places: dict[str, str]) -> str:
@@ -207,22 +207,22 @@ def load(name: str, file: Path) -> Net:
     if state.keys() != wanted.keys():
         # Keras's numbered layers, and the list of variables that it exports, in the order of the model.
         layers = dict.fromkeys(key.rpartition(".")[0].removeprefix("variables.") for key in state)
-        ours = dict.fromkeys(key.rpartition(".")[0] for key in wanted)
+        own = dict.fromkeys(key.rpartition(".")[0] for key in wanted)
         listed = file.with_name("names.json")
         known = json.loads(listed.read_text(encoding="utf-8")) if listed.exists() else {}
-        named = [known.get(f"_operations/{each.rpartition('.')[2]}") for each in layers]
-        ours_ = {net.program.torch_names.get(each, each) for each in named if each}
-        if None not in named and ours_ == set(ours):
+        named = [known.get(f"_operations/{layer.rpartition('.')[2]}") for layer in layers]
+        ours_ = {net.program.torch_names.get(name, name) for name in named if name}
+        if None not in named and ours_ == set(own):
             # Checkpoints of Keras's objects number the layers.
             places = {
-                each: net.program.torch_names.get(str(name), str(name))
-                for each, name in zip(layers, named, strict=True)
+                layer: net.program.torch_names.get(str(name), str(name))
+                for layer, name in zip(layers, named, strict=True)
             }
             return _loaded(net, {_renamed(key, places): value for key, value in state.items()})
-        numbered = all(each.isdecimal() for each in layers)
+        numbered = all(layer.isdecimal() for layer in layers)
         names = sorted(layers, key=int) if numbered else list(layers)
-        if len(layers) == len(ours) and (numbered or set(names) == set(ours)):
-            places = dict(zip(names, ours, strict=True)) if numbered else {each: each for each in names}
+        if len(layers) == len(own) and (numbered or set(names) == set(own)):
+            places = dict(zip(names, own, strict=True)) if numbered else {name: name for name in names}
             state = {
                 f"{places[key.rpartition('.')[0].removeprefix('variables.')]}.{key.rpartition('.')[2]}": value
                 for key, value in state.items()

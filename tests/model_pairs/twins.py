@@ -133,30 +133,30 @@ def shapes(twins: Twins, framework: str) -> list[tuple[int, ...]]:
     """Return the shapes of the inputs without the batch, none of several that are given by name only."""
     if len(twins.keys) > 1:
         return []
-    found: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
     for kind, *shape in twins.inputs:
         if kind == "ids":
-            found.append((shape[0],) if shape[0] else ())
+            shapes.append((shape[0],) if shape[0] else ())
         elif kind in ("img", "seqc") and framework == "torch":
-            found.append((shape[-1], *shape[:-1]))
+            shapes.append((shape[-1], *shape[:-1]))
         else:
-            found.append(tuple(shape))
-    return found
+            shapes.append(tuple(shape))
+    return shapes
 
 
 def given(twins: Twins, framework: str, seed: int, scale: float = 1.0) -> list[np.ndarray]:
     """Return random inputs; those of one seed are the same for both frameworks."""
     draw = np.random.default_rng(seed)
-    found = []
+    arrays = []
     for kind, *shape in twins.inputs:
         if kind == "ids":
             length, words = shape
-            found.append(draw.integers(1, words, (3, length) if length else (3,)))
+            arrays.append(draw.integers(1, words, (3, length) if length else (3,)))
             continue
         value = (draw.standard_normal((3, *shape)) * scale).astype(np.float32)
         first = kind in ("img", "seqc") and framework == "torch"
-        found.append(np.ascontiguousarray(np.moveaxis(value, -1, 1)) if first else value)
-    return found
+        arrays.append(np.ascontiguousarray(np.moveaxis(value, -1, 1)) if first else value)
+    return arrays
 
 
 def weights(name: str, shape: tuple[int, ...], draw: np.random.Generator) -> np.ndarray:
@@ -172,7 +172,7 @@ def weights(name: str, shape: tuple[int, ...], draw: np.random.Generator) -> np.
 
 def flat(value: Any) -> list[Any]:
     """Return the tensors of a nest."""
-    return [each for one in value for each in flat(one)] if isinstance(value, list | tuple) else [value]
+    return [tensor for one in value for tensor in flat(one)] if isinstance(value, list | tuple) else [value]
 
 
 class Keras:
@@ -192,8 +192,8 @@ class Keras:
     def outputs(self, model: Any, twins: Twins, seed: int, scale: float = 1.0) -> list[np.ndarray]:
         """Return what the model makes of random inputs."""
         x = given(twins, "keras", seed, scale)
-        x = [each.astype("int32") if each.dtype.kind == "i" else each for each in x]
-        return [np.asarray(each) for each in flat(model(x if len(x) > 1 else x[0]))]
+        x = [array.astype("int32") if array.dtype.kind == "i" else array for array in x]
+        return [np.asarray(tensor) for tensor in flat(model(x if len(x) > 1 else x[0]))]
 
     def save(self, model: Any, form: str, folder: Path, twins: Twins) -> str:
         """Write the model in a form; return the file."""
@@ -210,7 +210,7 @@ class Keras:
         elif form == "objects":
             return str(tf.train.Checkpoint(model=model).write(path))
         elif form == "npz_keras":
-            np.savez(path, **{each.path: np.asarray(each) for each in model.weights})
+            np.savez(path, **{weight.path: np.asarray(weight) for weight in model.weights})
         else:
             model.save(path)
         return path
@@ -226,9 +226,9 @@ class Torch:
         model = twins.make()[1]()
         draw = np.random.default_rng(seed)
         with torch.no_grad():
-            for name, each in (*model.named_parameters(), *model.named_buffers()):
-                if each.is_floating_point():
-                    each.copy_(torch.from_numpy(weights(name, tuple(each.shape), draw)))
+            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+                if tensor.is_floating_point():
+                    tensor.copy_(torch.from_numpy(weights(name, tuple(tensor.shape), draw)))
         return model.eval()
 
     def outputs(self, model: Any, twins: Twins, seed: int, scale: float = 1.0) -> list[np.ndarray]:
@@ -236,9 +236,9 @@ class Torch:
         import torch
 
         with torch.no_grad():
-            made = flat(model.eval()(*map(torch.from_numpy, given(twins, "torch", seed, scale))))
+            tensors = flat(model.eval()(*map(torch.from_numpy, given(twins, "torch", seed, scale))))
         first = twins.out in ("img", "seqc")
-        return [np.moveaxis(e.numpy(), 1, -1) if first and e.ndim > 2 else e.numpy() for e in made]
+        return [np.moveaxis(e.numpy(), 1, -1) if first and e.ndim > 2 else e.numpy() for e in tensors]
 
     def save(self, model: Any, form: str, folder: Path, twins: Twins) -> str:
         """Write the model in a form; return the file."""
@@ -249,7 +249,7 @@ class Torch:
         if form == "pt":
             torch.save(model.state_dict(), path)
         elif form == "safetensors":
-            save_file({name: each.clone() for name, each in model.state_dict().items()}, path)
+            save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, path)
         elif form == "whole":
             _name_classes(model)
             torch.save(model, path)
@@ -268,8 +268,8 @@ class Torch:
 
 def _name_classes(model: Any) -> None:
     """Let pickle find the classes that a function made."""
-    for each in model.modules():
-        cls = type(each)
+    for module in model.modules():
+        cls = type(module)
         if "<locals>" in cls.__qualname__:
             cls.__qualname__ = cls.__name__
             setattr(sys.modules[cls.__module__], cls.__name__, cls)
@@ -277,11 +277,11 @@ def _name_classes(model: Any) -> None:
 
 def error(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
     """Return the largest difference, of the outputs' size."""
-    found = 0.0
+    largest = 0.0
     for a, b in zip(one, other, strict=True):
         assert a.shape == b.shape
-        found = max(found, float(np.abs(a - b).max() / (np.abs(a).max() + 1e-12)))
-    return found
+        largest = max(largest, float(np.abs(a - b).max() / (np.abs(a).max() + 1e-12)))
+    return largest
 
 
 def cells(names: Sequence[str], sources: Sequence[str] = (), tries: int = _MOST_TRIES) -> Iterator[Cell]:
@@ -292,26 +292,26 @@ def cells(names: Sequence[str], sources: Sequence[str] = (), tries: int = _MOST_
                 try:
                     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
                         warnings.simplefilter("ignore")
-                        found = _cell(name, source, Path(folder), tries)
+                        cell = _cell(name, source, Path(folder), tries)
                 except Exception:  # noqa: BLE001  # a crash is a result
-                    found = Cell(name, source, "crash", traceback.format_exc()[-300:])
-                sentence = " ".join(found.sentence.replace(folder, "").split())[:300]
-                yield Cell(name, source, found.state, sentence)
+                    cell = Cell(name, source, "crash", traceback.format_exc()[-300:])
+                sentence = " ".join(cell.sentence.replace(folder, "").split())[:300]
+                yield Cell(name, source, cell.state, sentence)
 
 
 def _cell(name: str, source: str, folder: Path, tries: int) -> Cell:
 
     twins = PAIRS[name]
     keras_side, torch_side = twins.sides or (Keras, Torch)
-    theirs: Any = keras_side() if source in KERAS else torch_side()
-    ours: Any = torch_side() if source in KERAS else keras_side()
-    model = theirs.build(twins, 1)
+    source_side: Any = keras_side() if source in KERAS else torch_side()
+    target_side: Any = torch_side() if source in KERAS else keras_side()
+    model = source_side.build(twins, 1)
     try:
-        file = theirs.save(model, source, folder, twins)
+        file = source_side.save(model, source, folder, twins)
     except Exception as failure:  # noqa: BLE001  # the framework's own
         return Cell(name, source, "unable", str(failure))
-    wanted = [theirs.outputs(model, twins, 5, scale) for scale in (1.0, 1e-3)]
-    return _Tries(name, source, twins, file, ours, wanted, tries).cell()
+    expected = [source_side.outputs(model, twins, 5, scale) for scale in (1.0, 1e-3)]
+    return _Tries(name, source, twins, file, target_side, expected, tries).cell()
 
 
 class _Tries:
@@ -326,12 +326,12 @@ class _Tries:
 
     def cell(self) -> Cell:
         """Return the state without options, or what options make of it."""
-        found = self._filled({})
-        if found.state == "refused" and self._leads(found.sentence, {}):
-            return Cell(self.name, self.source, "followed", found.sentence)
-        if found.state == "WRONG ASSUMED" and self._corrects(found.sentence):
-            return Cell(self.name, self.source, "corrected", found.sentence)
-        return found
+        cell = self._filled({})
+        if cell.state == "refused" and self._leads(cell.sentence, {}):
+            return Cell(self.name, self.source, "followed", cell.sentence)
+        if cell.state == "WRONG ASSUMED" and self._corrects(cell.sentence):
+            return Cell(self.name, self.source, "corrected", cell.sentence)
+        return cell
 
     def _filled(self, options: dict[str, Any], epsilons: Sequence[tuple[str, float]] = ()) -> Cell:
         from ckpttool.conversion.filling import load_into
@@ -362,35 +362,35 @@ class _Tries:
         for choice in _choices(text):
             if self.left <= 0:
                 return False
-            held = _joined(options, choice)
-            if held == options:
+            joined = _joined(options, choice)
+            if joined == options:
                 continue
-            found = self._filled(held)
-            if found.state in ("right", "assumed"):
+            result = self._filled(joined)
+            if result.state in ("right", "assumed"):
                 return True
-            if found.state == "refused" and self._leads(found.sentence, held):
+            if result.state == "refused" and self._leads(result.sentence, joined):
                 return True
-            if found.state == "WRONG ASSUMED" and self._corrects(found.sentence, held):
+            if result.state == "WRONG ASSUMED" and self._corrects(result.sentence, joined):
                 return True
         return False
 
     def _corrects(self, text: str, options: dict[str, Any] | None = None) -> bool:
         """Say whether what an assumption names for a model that is otherwise makes the outputs right."""
-        text, held = _in_python(text), dict(options or {})
+        text, joined = _in_python(text), dict(options or {})
         for key, title, value in _STATED.findall(text):
-            held[key] = {**held.get(key, {}), title: value}
+            joined[key] = {**joined.get(key, {}), title: value}
         epsilons = [
-            (title, float(found["default"]))
-            for found in _EPSILON.finditer(text)
-            for title in re.split(", | and ", found["layers"].strip())
+            (title, float(match["default"]))
+            for match in _EPSILON.finditer(text)
+            for title in re.split(", | and ", match["layers"].strip())
             if not title.endswith(" more")
         ]
-        names = [title for key in held for title in held[key] if key == "kinds"]
+        names = [title for key in joined for title in joined[key] if key == "kinds"]
         # Some or all of the layers may be the other way round, or none.
-        for some in ([], names, *([each] for each in names)) if names else ([],):
-            kinds = {title: form for title, form in held.get("kinds", {}).items() if title in some}
-            found = self._filled({**held, "kinds": kinds} if names else held, epsilons)
-            if found.state in ("right", "assumed"):
+        for some in ([], names, *([name] for name in names)) if names else ([],):
+            kinds = {title: form for title, form in joined.get("kinds", {}).items() if title in some}
+            cell = self._filled({**joined, "kinds": kinds} if names else joined, epsilons)
+            if cell.state in ("right", "assumed"):
                 return True
         return False
 
@@ -403,20 +403,20 @@ def _in_python(text: str) -> str:
 
 def _joined(options: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any]:
     """Return the options with those of a choice added."""
-    held = dict(options)
+    joined = dict(options)
     for key, value in choice.items():
         if isinstance(value, dict):
-            value = {**held.get(key, {}), **value}
-        held[key] = [*held.get(key, []), *value] if isinstance(value, list) else value
-    return held
+            value = {**joined.get(key, {}), **value}
+        joined[key] = [*joined.get(key, []), *value] if isinstance(value, list) else value
+    return joined
 
 
 def _choices(text: str) -> Iterator[dict[str, Any]]:
     """Go through the choices that a hint leaves: an assignment of candidates, or one of several options."""
-    found = _CANDIDATES.search(text)
-    if found is not None:
-        sources = re.findall(r"'([^']+)': TARGET", found["sources"])
-        targets = [each for each in re.split(", | and ", found["targets"]) if not each.endswith(" more")]
+    match = _CANDIDATES.search(text)
+    if match is not None:
+        sources = re.findall(r"'([^']+)': TARGET", match["sources"])
+        targets = [name for name in re.split(", | and ", match["targets"]) if not name.endswith(" more")]
         if len(sources) <= len(targets):
             for chosen in itertools.permutations(targets, len(sources)):
                 yield {"match": dict(zip(sources, chosen, strict=True))}
@@ -441,9 +441,9 @@ def _set_epsilon(model: Any, title: str, value: float) -> None:
     if hasattr(model, "get_submodule"):
         model.get_submodule(title.replace("/", ".")).eps = value
         return
-    for each in model._flatten_layers():  # all layers, in lists as well
-        if each.name == title.rpartition("/")[2] or getattr(model, title, None) is each:
-            each.epsilon = value
+    for layer in model._flatten_layers():  # all layers, in lists as well
+        if layer.name == title.rpartition("/")[2] or getattr(model, title, None) is layer:
+            layer.epsilon = value
 
 
 def recorded() -> list[Cell]:
@@ -499,12 +499,12 @@ FORM_TITLES = {
 _Rows = Sequence[tuple[str, Sequence[str]]]
 
 
-def _table(found: Sequence[Cell], columns: Sequence[str], rows: _Rows) -> str:
+def _table(cells: Sequence[Cell], columns: Sequence[str], rows: _Rows) -> str:
     """Return the numbers of cells by state, a row for some forms each."""
     text = f"| forms | {' | '.join(columns)} | wrong: with, silent | right share |\n"
     text += f"|---|{'---:|' * (len(columns) + 2)}\n"
     for title, forms in rows:
-        states = [cell.state for cell in found if cell.source in forms]
+        states = [cell.state for cell in cells if cell.source in forms]
         marks = " | ".join(str(states.count(state)) for state in columns)
         able = [state for state in states if state != "unable"]
         share = sum(state in ("right", "assumed", "corrected") for state in able) / max(1, len(able))
@@ -513,9 +513,9 @@ def _table(found: Sequence[Cell], columns: Sequence[str], rows: _Rows) -> str:
     return text
 
 
-def _wrong_fillings(found: Sequence[Cell]) -> str:
+def _wrong_fillings(cells: Sequence[Cell]) -> str:
     wrong: dict[str, list[str]] = {}
-    for cell in found:
+    for cell in cells:
         if cell.state == "WRONG ASSUMED":
             wrong.setdefault(cell.pair, []).append(f"`{cell.source}`")
     return "; ".join(f"`{name}` ({', '.join(forms)})" for name, forms in wrong.items())
@@ -545,7 +545,7 @@ def _published(cells: Sequence[Cell]) -> str:
     if not cells:
         return ""
     by_library = {start: [cell for cell in cells if cell.pair.startswith(start)] for start in LIBRARIES}
-    names = {start: dict.fromkeys(cell.pair for cell in found) for start, found in by_library.items()}
+    names = {start: dict.fromkeys(cell.pair for cell in cells) for start, cells in by_library.items()}
     text = _PUBLISHED_PAGE.format(
         names=", ".join(name.removeprefix("application_") for name in names["application_"]),
         applications=len(names["application_"]),
@@ -576,7 +576,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=_MOST_TRIES, help="choices of a hint that are tried")
     options = parser.parse_args()
     load_families(published=True)
-    found = []
+    run_cells = []
     part, of = map(int, options.of.split("/"))
     published = [name for name, twins in PAIRS.items() if twins.own_forms]
     own = [name for name in PAIRS if name not in published]
@@ -584,10 +584,10 @@ def main() -> None:
     names = options.names or (usual if options.usual else published if options.published else own)
     forms = tuple(filter(None, options.sources.split(",")))
     for cell in cells(names[part::of], forms, options.tries):
-        found.append(cell)
+        run_cells.append(cell)
         print("\t".join((cell.pair, cell.source, cell.state, cell.sentence)), flush=True)  # noqa: T201
     if options.record:
-        new = {(cell.pair, cell.source): cell for cell in found}
+        new = {(cell.pair, cell.source): cell for cell in run_cells}
         old = {(cell.pair, cell.source): cell for cell in recorded()}
         every = {(name, form) for name, twins in PAIRS.items() for form in twins.forms}
         kept = [{**old, **new}[key] for key in {**old, **new} if key in every]

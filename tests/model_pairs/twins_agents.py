@@ -17,8 +17,8 @@ from tests.model_pairs.twins import pair
 
 def _mlp(*widths):
     steps = []
-    for taken, made in pairwise(widths[:-1]):
-        steps += [nn.Linear(taken, made), nn.ReLU()]
+    for inputs, outputs in pairwise(widths[:-1]):
+        steps += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*steps, nn.Linear(widths[-2], widths[-1]))
 
 
@@ -210,8 +210,8 @@ def impala_cnn():
             self.baseline = nn.Linear(24, 1)
 
         def forward(self, x):
-            for each in self.convs:
-                x = each(x)
+            for layer in self.convs:
+                x = layer(x)
             h = functional.relu(self.fc(functional.relu(x).flatten(1)))
             return self.policy(h), self.baseline(h)
 
@@ -289,8 +289,8 @@ def dreamer_v3_head():
         def __init__(self):
             super().__init__()
             steps = []
-            for taken in (14, 24, 24):
-                steps += [nn.Linear(taken, 24, bias=False), nn.LayerNorm(24, eps=1e-3), nn.SiLU()]
+            for width in (14, 24, 24):
+                steps += [nn.Linear(width, 24, bias=False), nn.LayerNorm(24, eps=1e-3), nn.SiLU()]
             self.layers = nn.Sequential(*steps)
             self.mean_layer = nn.Linear(24, 31)
 
@@ -472,8 +472,8 @@ def pets_ensemble():
 
         def forward(self, x):
             x = x.unsqueeze(0).expand(4, -1, -1)
-            for each in self.hidden:
-                x = functional.silu(each(x))
+            for layer in self.hidden:
+                x = functional.silu(layer(x))
             return self.mean_and_logvar(x).mean(0)
 
     class EnsembleDense(layers.Layer):
@@ -516,8 +516,8 @@ def gail_discriminator():
         s, a, following = (keras.Input((n,), name=name) for n, name in ((6, "s"), (2, "a"), (6, "s_next")))
         reward = _keras_mlp(14, 1, name="reward")
         potential = _keras_mlp(14, 1, name="potential")
-        made = reward(layers.Concatenate()([s, a])) + 0.99 * potential(following) - potential(s)
-        return keras.Model([s, a, following], made)
+        value = reward(layers.Concatenate()([s, a])) + 0.99 * potential(following) - potential(s)
+        return keras.Model([s, a, following], value)
 
     return K, T
 

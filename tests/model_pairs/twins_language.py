@@ -61,7 +61,7 @@ def gpt2_conv1d_fused():
             self.c_attn, self.c_proj = Conv1D(48, 16), Conv1D(16, 16)
 
         def forward(self, x):
-            q, k, v = (_heads(each, 2) for each in self.c_attn(x).split(16, 2))
+            q, k, v = (_heads(part, 2) for part in self.c_attn(x).split(16, 2))
             return self.c_proj(_joined(_attend(q, k, v, torch.from_numpy(_CAUSAL))))
 
     class MLP(nn.Module):
@@ -147,7 +147,7 @@ def bert_three_embeddings():
             self.LayerNorm = nn.LayerNorm(12, eps=1e-12)
 
         def forward(self, x):
-            q, k, v = (_heads(each(x), 3) for each in (self.query, self.key, self.value))
+            q, k, v = (_heads(layer(x), 3) for layer in (self.query, self.key, self.value))
             x = self.output_norm(x + self.output_dense(_joined(_attend(q, k, v))))
             return self.LayerNorm(x + self.dense(functional.gelu(self.intermediate(x))))
 
@@ -208,7 +208,7 @@ def t5_encoder_relative():
         def forward(self, ids):
             x = self.shared(ids)
             y = self.layer_norm_0(x)
-            q, k, v = (_heads(each(y), 2) for each in (self.q, self.k, self.v))
+            q, k, v = (_heads(layer(y), 2) for layer in (self.q, self.k, self.v))
             bias = self.relative_attention_bias(torch.from_numpy(buckets)).permute(2, 0, 1)
             x = x + self.o(_joined((q @ k.transpose(-2, -1) + bias).softmax(-1) @ v))
             y = self.layer_norm_1(x)
@@ -234,7 +234,7 @@ def t5_encoder_relative():
         def call(self, ids):
             x = self.embed(ids)
             y = self.norm_a(x)
-            q, k, v = (_keras_heads(each(y), 2) for each in (self.query, self.key, self.value))
+            q, k, v = (_keras_heads(layer(y), 2) for layer in (self.query, self.key, self.value))
             bias = ops.transpose(self.bias_table(buckets), (2, 0, 1))
             y = ops.softmax(q @ ops.transpose(k, (0, 1, 3, 2)) + bias, -1) @ v
             x = x + self.attention_out(_keras_joined(y))
@@ -263,7 +263,7 @@ def llama_grouped_query():
     class Layer(nn.Module):
         def __init__(self):
             super().__init__()
-            linear = lambda taken, made: nn.Linear(taken, made, bias=False)
+            linear = lambda inputs, outputs: nn.Linear(inputs, outputs, bias=False)
             self.q_proj, self.k_proj, self.v_proj = linear(16, 16), linear(16, 8), linear(16, 8)
             self.o_proj = linear(16, 16)
             self.gate_proj, self.up_proj, self.down_proj = linear(16, 36), linear(16, 36), linear(36, 16)
@@ -273,8 +273,8 @@ def llama_grouped_query():
             y = self.input_layernorm(x)
             q, k, v = _heads(self.q_proj(y), 4), _heads(self.k_proj(y), 2), _heads(self.v_proj(y), 2)
             c, s = torch.from_numpy(cos), torch.from_numpy(sin)
-            q, k = (each * c + rotate(each, torch.cat) * s for each in (q, k))
-            k, v = (each.repeat_interleave(2, 1) for each in (k, v))
+            q, k = (tensor * c + rotate(tensor, torch.cat) * s for tensor in (q, k))
+            k, v = (tensor.repeat_interleave(2, 1) for tensor in (k, v))
             x = x + self.o_proj(_joined(_attend(q, k, v, torch.from_numpy(_CAUSAL))))
             y = self.post_attention_layernorm(x)
             return x + self.down_proj(functional.silu(self.gate_proj(y)) * self.up_proj(y))
@@ -304,10 +304,10 @@ def llama_grouped_query():
         def call(self, x):
             y = self.norm_1(x)
             q, k, v = (
-                _keras_heads(each(y), n) for each, n in ((self.query, 4), (self.key, 2), (self.value, 2))
+                _keras_heads(layer(y), n) for layer, n in ((self.query, 4), (self.key, 2), (self.value, 2))
             )
-            q, k = (each * cos + rotate(each, ops.concatenate) * sin for each in (q, k))
-            k, v = (ops.repeat(each, 2, 1) for each in (k, v))
+            q, k = (tensor * cos + rotate(tensor, ops.concatenate) * sin for tensor in (q, k))
+            k, v = (ops.repeat(tensor, 2, 1) for tensor in (k, v))
             x = x + self.output_dense(_keras_joined(_keras_attend(q, k, v, _CAUSAL)))
             y = self.norm_2(x)
             return x + self.ffn_output(ops.silu(self.ffn_gate(y)) * self.ffn_linear(y))
@@ -475,10 +475,10 @@ def gru_seq2seq_bahdanau():
             self.fc = nn.Linear(28, 25)
 
         def forward(self, source, target):
-            seen, state = self.encoder(self.encoder_embedding(source))
+            encoded, state = self.encoder(self.encoder_embedding(source))
             y, _ = self.decoder(self.decoder_embedding(target), state)
-            score = self.V(torch.tanh(self.W1(seen)[:, None] + self.W2(y)[:, :, None])).squeeze(-1)
-            return self.fc(torch.cat([y, score.softmax(-1) @ seen], -1))
+            score = self.V(torch.tanh(self.W1(encoded)[:, None] + self.W2(y)[:, :, None])).squeeze(-1)
+            return self.fc(torch.cat([y, score.softmax(-1) @ encoded], -1))
 
     class K(keras.Model):
         def __init__(self):
@@ -491,11 +491,11 @@ def gru_seq2seq_bahdanau():
 
         def call(self, inputs):
             source, target = inputs
-            seen, state = self.gru_encoder(self.source_embedding(source))
+            encoded, state = self.gru_encoder(self.source_embedding(source))
             y = self.gru_decoder(self.target_embedding(target), initial_state=state)
-            score = self.score(ops.tanh(self.keys(seen)[:, None] + self.queries(y)[:, :, None]))
+            score = self.score(ops.tanh(self.keys(encoded)[:, None] + self.queries(y)[:, :, None]))
             weights = ops.softmax(ops.squeeze(score, -1), -1)
-            return self.words(ops.concatenate([y, weights @ seen], -1))
+            return self.words(ops.concatenate([y, weights @ encoded], -1))
 
     return K, T
 
@@ -732,7 +732,7 @@ def perceiver_cross_attention():
             z = self.latents.expand(len(x), -1, -1)
             k, v = self.to_kv(self.norm_inputs(x)).chunk(2, -1)
             q = self.to_q(self.norm_latents(z))
-            z = z + self.to_out(_joined(_attend(*(_heads(each, 2) for each in (q, k, v)))))
+            z = z + self.to_out(_joined(_attend(*(_heads(tensor, 2) for tensor in (q, k, v)))))
             return self.to_logits(z.mean(1))
 
     class K(keras.Model):

@@ -33,8 +33,8 @@ _SIDE = 33
 
 
 def _noise(value: np.ndarray, draw: np.random.Generator, *, positive: bool) -> np.ndarray:
-    made = value + draw.normal(0, 0.1, value.shape)
-    return (np.abs(made) + 0.3 if positive else made).astype(np.float32)
+    noisy = value + draw.normal(0, 0.1, value.shape)
+    return (np.abs(noisy) + 0.3 if positive else noisy).astype(np.float32)
 
 
 class _Keras(twins.Keras):
@@ -61,10 +61,10 @@ class _Torch(twins.Torch):
         model = pair.make()[1]()
         draw = np.random.default_rng(seed)
         with torch.no_grad():
-            for name, each in (*model.named_parameters(), *model.named_buffers()):
-                if each.is_floating_point() and sum(extent > 1 for extent in each.shape) == 1:
-                    noisy = _noise(each.numpy(), draw, positive=name.endswith("running_var"))
-                    each.copy_(torch.from_numpy(noisy))
+            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+                if tensor.is_floating_point() and sum(extent > 1 for extent in tensor.shape) == 1:
+                    noisy = _noise(tensor.numpy(), draw, positive=name.endswith("running_var"))
+                    tensor.copy_(torch.from_numpy(noisy))
         return model.eval()
 
 
@@ -126,8 +126,8 @@ class _TransformersKeras(twins.Keras):
     def outputs(self, model: Any, pair: twins.Twins, seed: int, scale: float = 1.0) -> list[np.ndarray]:
         """Return all outputs: hidden states, and what a pooler makes of them."""
         x = twins.given(pair, "keras", seed, scale)
-        made = model(dict(zip(pair.keys, x, strict=True)), training=False)
-        return [each.numpy() for each in made.to_tuple()]
+        outputs = model(dict(zip(pair.keys, x, strict=True)), training=False)
+        return [output.numpy() for output in outputs.to_tuple()]
 
     def save(self, model: Any, form: str, folder: Path, pair: twins.Twins) -> str:
         """Write the model as its library does, as a SavedModel, or as a checkpoint."""
@@ -159,8 +159,8 @@ class _TransformersTorch(twins.Torch):
 
         x = map(torch.from_numpy, twins.given(pair, "torch", seed, scale))
         with torch.no_grad():
-            made = model.eval()(**dict(zip(pair.keys, x, strict=True)))
-        return [each.numpy() for each in made.to_tuple()]
+            outputs = model.eval()(**dict(zip(pair.keys, x, strict=True)))
+        return [output.numpy() for output in outputs.to_tuple()]
 
     def save(self, model: Any, form: str, folder: Path, pair: twins.Twins) -> str:
         """Write the model as its library does, or its program."""

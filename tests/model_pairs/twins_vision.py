@@ -17,8 +17,8 @@ def _bn(width):
     return nn.BatchNorm2d(width, eps=1e-3)
 
 
-def _same(taken, made, size=3, **settings):
-    return nn.Conv2d(taken, made, size, padding=size // 2, **settings)
+def _same(inputs, outputs, size=3, **settings):
+    return nn.Conv2d(inputs, outputs, size, padding=size // 2, **settings)
 
 
 def _conv(width, size=3, **settings):
@@ -172,8 +172,8 @@ def inception_module():
 
 @pair("unet_transposed", ("img", 8, 8, 3), out="img")
 def unet_transposed():
-    def double(taken, made):
-        return nn.Sequential(_same(taken, made), nn.ReLU(), _same(made, made), nn.ReLU())
+    def double(inputs, outputs):
+        return nn.Sequential(_same(inputs, outputs), nn.ReLU(), _same(outputs, outputs), nn.ReLU())
 
     class T(nn.Module):
         def __init__(self):
@@ -343,16 +343,16 @@ def feature_pyramid():
             self.layer_blocks = nn.ModuleList(_same(8, 8) for _ in range(3))
 
         def forward(self, x):
-            seen = []
+            features = []
             for n, conv in enumerate(self.body):
                 x = functional.relu(conv(functional.max_pool2d(x, 2) if n else x))
-                seen.append(x)
-            top = self.inner_blocks[2](seen[2])
-            made = [self.layer_blocks[2](top)]
+                features.append(x)
+            top = self.inner_blocks[2](features[2])
+            merged = [self.layer_blocks[2](top)]
             for n in (1, 0):
-                top = self.inner_blocks[n](seen[n]) + functional.interpolate(top, scale_factor=2)
-                made.insert(0, self.layer_blocks[n](top))
-            return tuple(made)
+                top = self.inner_blocks[n](features[n]) + functional.interpolate(top, scale_factor=2)
+                merged.insert(0, self.layer_blocks[n](top))
+            return tuple(merged)
 
     def K():
         i = keras.Input((8, 8, 3))
@@ -405,9 +405,9 @@ def bifpn_weighted_fusion():
 
 @pair("darknet_blocks", ("img", 9, 9, 3), out="img")
 def darknet_blocks():
-    def unit(taken, made, size, stride=1):
-        conv = nn.Conv2d(taken, made, size, stride, size // 2, bias=False)
-        return nn.Sequential(conv, _bn(made), nn.LeakyReLU(0.1))
+    def unit(inputs, outputs, size, stride=1):
+        conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
+        return nn.Sequential(conv, _bn(outputs), nn.LeakyReLU(0.1))
 
     class Residual(nn.Module):
         def __init__(self):
@@ -635,8 +635,8 @@ def cbam_attention():
         def forward(self, x):
             gate = self.mlp(x.mean((2, 3))) + self.mlp(x.amax((2, 3)))
             x = x * gate.sigmoid()[..., None, None]
-            seen = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)
-            return self.out(x * self.spatial(seen).sigmoid())
+            pooled = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)
+            return self.out(x * self.spatial(pooled).sigmoid())
 
     class K(keras.Model):
         def __init__(self):
@@ -651,8 +651,8 @@ def cbam_attention():
                 self.reduce(ops.max(x, (1, 2)))
             )
             x = x * ops.reshape(ops.sigmoid(gate), (-1, 1, 1, 12))
-            seen = [ops.mean(x, -1, keepdims=True), ops.max(x, -1, keepdims=True)]
-            return self.conv_out(x * ops.sigmoid(self.conv_gate(ops.concatenate(seen, -1))))
+            pooled = [ops.mean(x, -1, keepdims=True), ops.max(x, -1, keepdims=True)]
+            return self.conv_out(x * ops.sigmoid(self.conv_gate(ops.concatenate(pooled, -1))))
 
     return K, T
 
@@ -666,7 +666,7 @@ def nonlocal_block():
             self.W_z = nn.Conv2d(6, 10, 1)
 
         def forward(self, x):
-            q, k, v = (each(x).flatten(2).transpose(1, 2) for each in (self.theta, self.phi, self.g))
+            q, k, v = (layer(x).flatten(2).transpose(1, 2) for layer in (self.theta, self.phi, self.g))
             y = (q @ k.transpose(1, 2)).softmax(-1) @ v
             return x + self.W_z(y.transpose(1, 2).reshape(len(x), 6, 5, 5))
 
@@ -677,7 +677,7 @@ def nonlocal_block():
             self.value, self.out = layers.Conv2D(6, 1), layers.Conv2D(10, 1)
 
         def call(self, x):
-            q, k, v = (ops.reshape(each(x), (-1, 25, 6)) for each in (self.query, self.key, self.value))
+            q, k, v = (ops.reshape(layer(x), (-1, 25, 6)) for layer in (self.query, self.key, self.value))
             y = ops.softmax(q @ ops.transpose(k, (0, 2, 1)), -1) @ v
             return x + self.out(ops.reshape(y, (-1, 5, 5, 6)))
 
