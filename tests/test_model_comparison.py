@@ -445,6 +445,15 @@ def test_float64_runs_differ_by_what_last_bits_of_the_inputs_change(
     assert found.parity.within == within
 
 
+def test_a_jump_at_a_last_bit_excuses_no_larger_difference() -> None:
+    a = np.linspace(-4, 4, 20).reshape(10, 2)
+    response = np.zeros_like(a)
+    response[3] = 1.0
+    bound = output_comparison.RoundingBound(4.0, 1e-6)
+    outputs = (a, a + 2e-4)
+    assert not output_comparison.measure_output("y", outputs, outputs, bound, None, response).parity.within
+
+
 @pytest.mark.parametrize(("made", "credible"), [(1.0, True), (1.0 + 1e-6, True), (1.2, False)])
 def test_a_float64_run_of_something_else_is_no_reference(made: float, credible: bool) -> None:
     plain = {"y": np.array([1.0, np.inf], np.float32)}

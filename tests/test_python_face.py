@@ -252,12 +252,12 @@ WRONG: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "plot a path": ("plot", (str(TORCH_SAMPLE), "x.svg"), {}),
     **{
         name: (name.split()[0], (str(TORCH_SAMPLE), *more), keywords)
-        for value in (object(), Palette)
+        for value, kind in ((object(), "an object"), (Palette, "a class"))
         for name, more, keywords in (
-            (f"convert like {value}", ("x.pt",), {"like": value}),
-            (f"fill {value}", ("x.pt", value), {}),
-            (f"fill from {value}", ("x.pt", "a:b"), {"like_source": value}),
-            (f"verify {value}", (str(TORCH_SAMPLE),), {"like_a": value, "like_b": "a:b"}),
+            (f"convert like {kind}", ("x.pt",), {"like": value}),
+            (f"fill {kind}", ("x.pt", value), {}),
+            (f"fill from {kind}", ("x.pt", "a:b"), {"like_source": value}),
+            (f"verify {kind}", (str(TORCH_SAMPLE),), {"like_a": value, "like_b": "a:b"}),
         )
     },
 }
