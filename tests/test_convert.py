@@ -626,15 +626,15 @@ def test_an_unknown_keyword_is_a_type_error_with_the_one_that_was_meant(call: An
 @pytest.mark.parametrize(
     ("target", "options", "named"),
     [
-        ("x.onnx", {"part": "policy"}, "--part"),
-        ("x.onnx", {"rules": "rules.toml"}, "--map"),
-        ("x.onnx", {"verify": False}, "--no-verify"),
-        ("x.pt", {"network": "actor"}, "--network"),
-        ("x.pt", {"like": "a:b", "layout": "none"}, "--layout"),
-        ("x.pt", {"like": "a:b", "facts": ckpttool.AgentFacts(head="tanh")}, "--head"),
-        ("x.pt", {"like": "a:b", "env": "Pendulum-v1"}, "--env"),
-        ("x.pt", {"cast": True}, "--cast"),
-        ("x.pt", {"strip": True, "restore": True}, "--strip"),
+        ("x.onnx", {"part": "policy"}, "part="),
+        ("x.onnx", {"rules": "rules.toml"}, "rules="),
+        ("x.onnx", {"verify": False}, "verify=False"),
+        ("x.pt", {"network": "actor"}, "network="),
+        ("x.pt", {"like": "a:b", "layout": "none"}, "layout="),
+        ("x.pt", {"like": "a:b", "facts": ckpttool.AgentFacts(head="tanh")}, "head="),
+        ("x.pt", {"like": "a:b", "env": "Pendulum-v1"}, "env="),
+        ("x.pt", {"cast": True}, "cast=True"),
+        ("x.pt", {"strip": True, "restore": True}, "strip=True"),
     ],
 )
 def test_options_that_exclude_each_other_are_refused_before_anything_is_read(

@@ -57,7 +57,7 @@ def sha256(path: Path) -> str:
 
 
 def test_a_name_of_another_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"suffix \.pt"):
+    with pytest.raises(UsageError, match="ONNX"):
         export.export(str(TORCH_SAMPLE), str(tmp_path / "actor.pt"))
     assert not list(tmp_path.iterdir())
 

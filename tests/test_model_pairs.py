@@ -92,12 +92,15 @@ def test_the_recorded_outcomes_of_other_converters_have_ckpttool_beside_each() -
     for outcome in outcomes:
         tools[outcome.program, outcome.target].add(outcome.tool)
     for (name, target), own in tools.items():
+        if name.startswith(peers.TWINS):  # ckpttool's outcomes are those of `twins`
+            assert own <= {"nobuco", "keras_torch", "onnx2torch"}, name
+            continue
         expected = set(peers.TOOLS[target]) if name in programs.PROGRAMS else {"ckpttool", "transformers"}
         expected -= set() if name in peers.SAME else {"nobuco"}
         assert own == expected, name
     own_outcomes = [outcome for outcome in outcomes if outcome.tool.startswith("ckpttool")]
     assert not {"WRONG", "crash"} & {outcome.state for outcome in own_outcomes}
-    assert all(outcome.seconds > 0 for outcome in outcomes)
+    assert all(outcome.seconds > 0 for outcome in outcomes if not outcome.program.startswith(peers.TWINS))
 
 
 def test_a_global_pooling_leaves_nothing_to_assume():

@@ -1486,8 +1486,8 @@ def test_parts_of_one_network_are_not_offered_as_the_policy(tmp_path: Path) -> N
     path = saved(tmp_path / "policy.pth", pieces(*names) | pieces("third"))
     with pytest.raises(UsageError) as caught:
         load_agent(str(path), facts=AgentFacts(activations=("relu",), head="tanh"))
-    assert "--network model" not in str(caught.value.hint)
-    assert "--network third" in str(caught.value.hint)
+    assert "network='model'" not in str(caught.value.hint)
+    assert "network='third'" in str(caught.value.hint)
 
 
 def test_networks_that_a_memory_may_join_are_not_offered(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ MOST = {
     "networks": (9_800, 86),
     "evaluation": (13_300, 126),
     "listing": (4_900, 42),
-    "verification": (6_900, 57),
+    "verification": (7_000, 57),
     "conversion": (12_300, 76),
     "commands": (4_600, 38),
     "pages": (3_200, 38),

@@ -93,7 +93,7 @@ def _restore_wrappers(done: PreparedTree, part: str | None, known: Sidecar | Non
     if known is None or not known.stripped:
         raise UsageError(
             "no sidecar beside the checkpoint records the prefixes removed from its names",
-            hint="use the output of convert --strip, which has such a sidecar",
+            hint="use a file that convert wrote with --strip: it has such a sidecar",
         )
     tree, moves = wrappers.restore_prefixes(done.tree, wrappers.parse_prefixes(known.stripped))
     rules = {new: "restore" for new, old in moves.items() if new != old}

@@ -619,7 +619,7 @@ def suggest_package(env_id: str) -> str | None:
     named = re.fullmatch(r"([\w-]+/)?[A-Za-z][\w.-]*-v\d+", env_id) is not None and not is_listed(env_id)
     if not named or (is_gymnasium_installed() and env_id in _import_with_games(env_id).registry):
         return None
-    return f"install the package that registers {env_id}, then --env MODULE:{env_id} with its module"
+    return f"install the package that registers {env_id}, and name its module: --env MODULE:ID"
 
 
 @contextmanager
