@@ -439,19 +439,19 @@ def test_float64_runs_differ_by_what_last_bits_of_the_inputs_change(
     moved: float | None, within: bool
 ) -> None:
     a = np.linspace(-4, 4, 20).reshape(10, 2)
-    response = None if moved is None else np.full_like(a, moved)
+    sensitivity = None if moved is None else np.full_like(a, moved)
     bound = output_comparison.RoundingBound(4.0, 1e-6)
-    found = output_comparison.measure_output("y", (a, a + 7e-6), (a, a + 7e-6), bound, None, response)
+    found = output_comparison.measure_output("y", (a, a + 7e-6), (a, a + 7e-6), bound, None, sensitivity)
     assert found.parity.within == within
 
 
 def test_a_jump_at_a_last_bit_excuses_no_larger_difference() -> None:
     a = np.linspace(-4, 4, 20).reshape(10, 2)
-    response = np.zeros_like(a)
-    response[3] = 1.0
+    sensitivity = np.zeros_like(a)
+    sensitivity[3] = 1.0
     bound = output_comparison.RoundingBound(4.0, 1e-6)
     outputs = (a, a + 2e-4)
-    assert not output_comparison.measure_output("y", outputs, outputs, bound, None, response).parity.within
+    assert not output_comparison.measure_output("y", outputs, outputs, bound, None, sensitivity).parity.within
 
 
 @pytest.mark.parametrize(("made", "credible"), [(1.0, True), (1.0 + 1e-6, True), (1.2, False)])

@@ -168,7 +168,7 @@ class _Targets:
                 for name, shares in (
                     ("softmax", _softmax(y, 2)),
                     (f"softmax over the {layout}", _softmax(y, 1)),
-                    ("sigmoid", 1 / (1 + np.exp(-y))),
+                    ("sigmoid", _sigmoid(y)),
                     ("", y),
                 ):
                     matrix, values = shares.reshape(-1, parts), each.reshape(-1)
@@ -342,6 +342,10 @@ def _interpolation(size: int, at: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum(0.0, 1 - np.abs(at[:, None] - np.arange(size))))
 
 
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
 def _softmax(x: np.ndarray, axis: int) -> np.ndarray:
     powers = np.exp(x - x.max(axis, keepdims=True))
     return np.asarray(powers / powers.sum(axis, keepdims=True))
@@ -438,7 +442,7 @@ def _weighed(operands: Sequence[Term]) -> Iterator[Term]:
     """Yield sums over the steps of a sequence [batch, steps, features], each times its share."""
     for (scores, x), (text, y) in itertools.permutations(operands, 2):
         if x.ndim == y.ndim == 3 and x.shape[1:] == (y.shape[1], 1):
-            shares = ("softmax", _softmax(x, 1)), ("sigmoid", 1 / (1 + np.exp(-x)))
+            shares = ("softmax", _softmax(x, 1)), ("sigmoid", _sigmoid(x))
             for name, each in shares:
                 yield Term(f"sum of the steps of {text}, weighed by {name}({scores})", (y * each).sum(1))
 
@@ -450,7 +454,7 @@ def _carried(operands: Sequence[Term]) -> Iterator[Term]:
         if gate.array.shape != one.array.shape or one.array.shape != other.array.shape:
             continue
         z, x = gate.array, other.array
-        for t, share in (("sigmoid", 1 / (1 + np.exp(-z))), ("tanh", np.tanh(z))):
+        for t, share in (("sigmoid", _sigmoid(z)), ("tanh", np.tanh(z))):
             name = f"{t}({gate.text})"
             for text, y in known[one.text]:
                 yield Term(f"{name} * {text} + (1 - {name}) * {other.text}", share * y + (1 - share) * x)
@@ -492,7 +496,7 @@ def _mixed(operands: Sequence[Term]) -> Iterator[Term]:
             chosen = [expert for expert in experts if expert.array.shape == shape][:count][::-1]
             if len(chosen) != count or count < 2:
                 continue
-            for name, shares in (("softmax", _softmax(x, -1)), ("sigmoid", 1 / (1 + np.exp(-x))), ("", x)):
+            for name, shares in (("softmax", _softmax(x, -1)), ("sigmoid", _sigmoid(x)), ("", x)):
                 for how in zip(*(list(iter_activations(operand.array)) for operand in chosen), strict=True):
                     mixed = sum(y * shares[:, n, None] for n, (_, y) in enumerate(how))
                     names = ", ".join(operand.text for operand in chosen)
@@ -582,7 +586,7 @@ def _attention(parts: Sequence[np.ndarray], *, plain: bool = False) -> Iterator[
         shares = {how: _softmax(scores + mask if causal else scores, -1)}
         if not plain:
             shares[f"{how}, softmax over queries"] = _softmax(scores + mask if causal else scores, -2)
-            shares[f"{how}, sigmoid for softmax"] = (mask == 0 if causal else 1) / (1 + np.exp(-scores))
+            shares[f"{how}, sigmoid for softmax"] = (mask == 0 if causal else 1) * _sigmoid(scores)
         for name, weights in shares.items():
             attended = np.swapaxes(weights @ v, 1, 2)
             yield name, attended.reshape(*attended.shape[:2], -1)

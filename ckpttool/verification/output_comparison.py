@@ -317,7 +317,7 @@ _CONSTANT = 1e-2
 
 
 # A threshold in a model turns a last bit into any difference: so many times what rounding allows is excused.
-_MOST_RESPONSE = 8
+_MOST_EXCUSED = 8
 # How many times coarser the numbers of a shorter type are than float32's.
 _COARSER = {"float16": 2**13, "bfloat16": 2**16}
 
@@ -375,7 +375,7 @@ class OutputBound:
     own: np.ndarray | None
     both_exact: bool
     tolerance: float | None
-    response: np.ndarray | None = None
+    sensitivity: np.ndarray | None = None
     """how A's float64 outputs change with the last bits of float32 inputs"""
 
     @property
@@ -383,12 +383,25 @@ class OutputBound:
         """The largest number, 1 for zeros only."""
         return float(np.abs(self.reference).max(initial=0.0)) or 1.0
 
+    @property
+    def excused(self) -> np.ndarray | None:
+        """The part of the sensitivity that explains a difference."""
+        if self.sensitivity is None:
+            return None
+        most = _MOST_EXCUSED * ROUNDING * self.rounding.near(self.scale)
+        return np.asarray(np.minimum(self.sensitivity, most))
+
+    @property
+    def own_error(self) -> np.ndarray | None:
+        """A's own float32 error, at least what is excused; None if it is unknown."""
+        return self.own if self.own is None or self.excused is None else np.maximum(self.own, self.excused)
+
     def allows(self, error: np.ndarray) -> bool:
         """Return whether float32 outputs may differ so much from the reference."""
         if self.tolerance is not None:
             return float(error.max(initial=0.0)) <= self.tolerance * self.scale
         share, scale = self.rounding.share, self.scale
-        own = 0.0 if self.own is None else OWN_ERROR * float(self.own.max(initial=0.0))
+        own = 0.0 if self.own_error is None else OWN_ERROR * float(self.own_error.max(initial=0.0))
         if float(error.max(initial=0.0)) > max(own, share * self.rounding.near(scale)):
             return False
         # In float64, residues of rounding are known for what they are.
@@ -396,7 +409,7 @@ class OutputBound:
 
     def _by_feature(self, error: np.ndarray) -> Iterator[bool]:
         share, scale = self.rounding.share, self.scale
-        own = np.zeros_like(error) if self.own is None else self.own
+        own = np.zeros_like(error) if self.own_error is None else self.own_error
         for values, wide, known in zip(
             _features(error), _features(self.reference), _features(own), strict=True
         ):
@@ -410,8 +423,8 @@ class OutputBound:
         """Return whether float64 outputs may differ so much: by float32 constants in a model's code."""
         if self.tolerance is not None:
             return True
-        if self.response is not None:  # constants have last bits, too
-            largest = self.response.max(0, initial=0.0, keepdims=True)
+        if (excused := self.excused) is not None:  # constants have last bits, too
+            largest = excused.max(0, initial=0.0, keepdims=True)
             error = np.maximum(error - OWN_ERROR * largest, 0.0)
         if float(error.max(initial=0.0)) > ROUNDING * self.rounding.near(self.scale):
             return False
@@ -460,7 +473,7 @@ def measure_output(
     exact: Sequence[np.ndarray | None],
     rounding: RoundingBound,
     tolerance: float | None,
-    response: np.ndarray | None = None,
+    sensitivity: np.ndarray | None = None,
 ) -> OutputResult:
     """Return the differences of one output, by the rule for agents; all arrays have A's order of axes.
 
@@ -475,8 +488,8 @@ def measure_output(
         exact: both sides' float64 runs, None where there is none.
         rounding: what rounding may cost.
         tolerance: how far B may be off, relative to the output's scale; None for the rule.
-        response: how far A's outputs move with the last bits of the inputs: constants of code, e.g. angles,
-            have no more bits.
+        sensitivity: how far A's outputs move with the last bits of the inputs: constants of code, e.g.
+            angles, have no more bits.
     """
     a, b = outputs
     if a.shape != b.shape or not a.size:
@@ -494,11 +507,7 @@ def measure_output(
     errors = [np.abs(array - reference) for array in (a, b)]
     both = all(side is not None for side in sides)
     own = errors[0] if sides[0] is not None else None
-    if response is not None:
-        most = _MOST_RESPONSE * ROUNDING * rounding.near(float(np.abs(reference).max(initial=0.0)) or 1.0)
-        response = np.minimum(response, most)
-        own = None if own is None else np.maximum(own, response)
-    bound = OutputBound(reference, rounding, own, both, tolerance, response)
+    bound = OutputBound(reference, rounding, own, both, tolerance, sensitivity)
     judged = errors[1] if sides[0] is not None else np.maximum(*errors)
     within = same and bound.allows(judged)
     if both:

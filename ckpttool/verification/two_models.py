@@ -724,11 +724,11 @@ class _Rounds:
             and comparison.failed
             and max(each.parity.max_rel for each in comparison.results) < _SMALL
         ):
-            response = self._response(comparison)
-            comparison.results[:] = [self._measure(comparison, name, response.get(name.a)) for name in names]
+            moved = self._sensitivity(comparison)
+            comparison.results[:] = [self._measure(comparison, name, moved.get(name.a)) for name in names]
         return comparison
 
-    def _response(self, found: ComparisonRound) -> dict[str, np.ndarray]:
+    def _sensitivity(self, found: ComparisonRound) -> dict[str, np.ndarray]:
         """Return how far A's float64 outputs move with the last bits of float inputs."""
         a, given = self._session.sides[0], self._session.given
         if not any(each.dtype.kind == "f" for each in given):
@@ -763,7 +763,7 @@ class _Rounds:
         return ([*keys[0]], [*keys[1]]) if size <= _MOST_BYTES else ([], [])
 
     def _measure(
-        self, comparison: ComparisonRound, names: OutputNames, response: np.ndarray | None = None
+        self, comparison: ComparisonRound, names: OutputNames, sensitivity: np.ndarray | None = None
     ) -> OutputResult:
         exact = [
             None if values is None else values.get(key)
@@ -771,7 +771,7 @@ class _Rounds:
         ]
         other = None if exact[1] is None else move_channels(exact[1], names.how)
         outputs = comparison.made[0][names.a], move_channels(comparison.made[1][names.b], names.how)
-        bounds = self._bound, self._tolerance, response
+        bounds = self._bound, self._tolerance, sensitivity
         return measure_output(names.a, outputs, (exact[0], other), *bounds)
 
     def further(self, main: ComparisonRound) -> ComparisonRound:
