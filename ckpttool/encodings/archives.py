@@ -247,6 +247,8 @@ def widen_fields(file: File, extra: bytes, fields: tuple[int, ...], at: int) -> 
 
 def require_one_name(file: File, extra: bytes, raw: bytes, at: int) -> None:
     """Raise FormatError if an extra field gives the member another name in Unicode (4.6.9)."""
+    if _UNICODE_PATH not in extra:
+        return  # few archives have one, but every member of torch's has an extra field
     for kind, body in _iter_extra_fields(extra):
         # A version, the checksum of the name in the header, and the other name.
         if kind == UNICODE_PATH_EXTRA and (len(body) < 5 or body[5:] != raw):
@@ -394,8 +396,7 @@ def _parse_zip_entry(file: File, data: bytes, at: int, base: int) -> tuple[ZipEn
     text = _decode_name(file, raw, flags, base + at)
     if extra:
         rest = data[start + name : stop - comment]
-        if _UNICODE_PATH in rest:
-            require_one_name(file, rest, raw, base + at)
+        require_one_name(file, rest, raw, base + at)
         if FULL32 in (stored, size, header):
             size, stored, header = widen_fields(file, rest, (size, stored, header), base + at)
     elif FULL32 in (stored, size, header):
@@ -567,8 +568,7 @@ def _locate_payload(file: File, entry: ZipEntry, data: bytes, at: int) -> tuple[
     raw = data[start : start + name]
     if extra:
         rest = data[start + name : start + name + extra]
-        if _UNICODE_PATH in rest:
-            require_one_name(file, rest, raw, entry.header)
+        require_one_name(file, rest, raw, entry.header)
         if FULL32 in (size, stored):
             size, stored = widen_fields(file, rest, (size, stored), entry.header)
     declared, real = (crc, stored, size), (entry.crc, entry.stored, entry.size)
