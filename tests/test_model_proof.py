@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import ckpttool
 from ckpttool.cli import tables
 from ckpttool.commands.convert import ConversionResult, fill
 from ckpttool.commands.verify import verify
@@ -363,7 +364,7 @@ def test_a_whole_module_is_unpickled_with_permission_only(tmp_path: Path) -> Non
     assert caught.value.hint is not None
     assert "--run-code" in caught.value.hint
     with pytest.raises(UsageError) as caught:
-        filling.load_into(pair_models.mlp(), source, shapes=[(6,)], **options)
+        ckpttool.load_into(pair_models.mlp(), source, shapes=[(6,)], **options)
     assert caught.value.hint is not None
     assert "run_code=True" in caught.value.hint
     assert not (tmp_path / "planted").exists()

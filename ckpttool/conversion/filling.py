@@ -1084,10 +1084,8 @@ def _prove(
             found=None if first is None else first.cause,
             hint=(first.fix if first is not None else None) or "verify=False skips the comparison",
         ) from None
-    except BaseException as error:
+    except BaseException:
         undo()
-        if isinstance(error, CkpttoolError) and error.hint is not None:
-            error.hint = error.hint.replace("--run-code", "run_code=True")
         raise
 
 
