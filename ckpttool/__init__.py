@@ -77,8 +77,8 @@ def call_from_python(name: str, function: "Callable[..., object]") -> "Callable[
 
 def path_text(value: object) -> object:
     """Return a path as text, also those in a list, and any other value unchanged."""
-    if isinstance(value, list | tuple) and any(isinstance(each, os.PathLike) for each in value):
-        return [path_text(each) for each in value]
+    if isinstance(value, list | tuple) and any(isinstance(item, os.PathLike) for item in value):
+        return [path_text(item) for item in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 

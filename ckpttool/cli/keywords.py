@@ -27,7 +27,10 @@ from ckpttool.verification.options import VerificationOptions
 _FUNCTIONS = {"eval": "evaluate", "inspect": "summary"}
 # Options of records that a function takes, by the fields of these.
 _FACTS = {"activation": "activations", "head": "head", "obs-norm": "obs_norm"}
-_PROTOCOL = {**{each.name.replace("_", "-"): each.name for each in fields(Protocol)}, "wrapper": "wrappers"}
+_PROTOCOL = {
+    **{field.name.replace("_", "-"): field.name for field in fields(Protocol)},
+    "wrapper": "wrappers",
+}
 _RECORDS = ("facts=ckpttool.AgentFacts(", "protocol=ckpttool.Protocol(")
 # Words of a sentence that follow an option, and are no value.
 _PROSE = (
@@ -53,9 +56,9 @@ def use_keywords(error: CkpttoolError, function: Callable[..., Any]) -> None:
 
 def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the function's keywords, those of its record of options included, with their defaults."""
-    known = {each.name: each.default for each in inspect.signature(function).parameters.values()}
+    known = {entry.name: entry.default for entry in inspect.signature(function).parameters.values()}
     record = getattr(function, "record", None)
-    return known if record is None else known | {each.name: each.default for each in fields(record)}
+    return known if record is None else known | {field.name: field.default for field in fields(record)}
 
 
 def _translate(text: str, known: Mapping[str, Any]) -> str:
@@ -64,7 +67,7 @@ def _translate(text: str, known: Mapping[str, Any]) -> str:
     return "".join(
         _translate_command(part)
         if part.startswith("ckpttool ")
-        else _join_records(_OPTION.sub(lambda each: _keyword(each, known) or each[0], part))
+        else _join_records(_OPTION.sub(lambda option: _keyword(option, known) or option[0], part))
         for part in parts
     )
 
@@ -79,8 +82,8 @@ def _join_records(sentence: str) -> str:
 
 def _merge_records(keywords: list[str]) -> list[str]:
     for record in _RECORDS:
-        inner = [each.removeprefix(record)[:-1] for each in keywords if each.startswith(record)]
-        keywords = [each for each in keywords if not each.startswith(record)]
+        inner = [keyword.removeprefix(record)[:-1] for keyword in keywords if keyword.startswith(record)]
+        keywords = [keyword for keyword in keywords if not keyword.startswith(record)]
         keywords += [f"{record}{', '.join(inner)})"] if inner else []
     return keywords
 
@@ -94,7 +97,7 @@ def _translate_command(command: str) -> str:
     known = _keywords(function)
     with contextlib.suppress(ValueError, SyntaxError):  # a quote of a sentence, or a flag before a path
         paths = shlex.split(_OPTION.sub("", command))[2:]
-        keywords = [_keyword(each, known) for each in _OPTION.finditer(command)]
+        keywords = [_keyword(option, known) for option in _OPTION.finditer(command)]
         words = [*map(repr, paths), *_merge_records([*map(str, keywords)])]
         call = f"ckpttool.{function.__name__}({', '.join(words)})"
         ast.parse(call)
@@ -116,7 +119,7 @@ def _keyword(option: re.Match[str], known: Mapping[str, Any]) -> str | None:
         default = () if name == "wrapper" else None
         return f"protocol=ckpttool.Protocol({_assign(_PROTOCOL[name], value, default)})"
     records = ConversionOptions, VerificationOptions, ReportOptions
-    names = {each: field for record in records for each, field in option_fields(record).items()}
+    names = {word: field for record in records for word, field in option_fields(record).items()}
     field = names.get(f"--{name}", name.replace("-", "_"))
     if field not in known:
         return None

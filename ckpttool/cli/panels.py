@@ -72,7 +72,7 @@ def _option_names(option: typer.models.OptionInfo) -> list[str]:
 @functools.cache
 def option_fields(panel: Any) -> dict[str, str]:
     """Return the field of each option of a dataclass by the option's names."""
-    options = ((each.name, each.annotation.__metadata__[0]) for each in _panel_parameters(panel))
+    options = ((entry.name, entry.annotation.__metadata__[0]) for entry in _panel_parameters(panel))
     return {
         word: name for name, option in options for names in _option_names(option) for word in names.split("/")
     }
