@@ -528,7 +528,16 @@ def unknown_file_error(probe: Probe) -> CkpttoolError:
 
     model = match_model(head)
     if model is not None:
-        return NotACheckpointError(f"this is {model.what}", file=probe.path, hint=model.hint)
+        stem = probe.path.removesuffix(".meta")
+        beside = stem != probe.path and not probe.names.isdisjoint(
+            (os.path.basename(stem), f"{os.path.basename(stem)}.index")
+        )
+        hint = (
+            f"ckpttool inspect {shlex.quote(stem)} lists the checkpoint, with which the graph is read"
+            if beside
+            else model.hint
+        )
+        return NotACheckpointError(f"this is {model.what}", file=probe.path, hint=hint)
     shown = head[:8].hex(" ")
     return NotACheckpointError(
         "unrecognised file format",
@@ -723,7 +732,7 @@ MODELS = (
     ),
     ForeignModel(
         deferred.compile(rb"\x0a%b\x12%b\x0a%b\x0a[\x01-\x7f][A-Z_][\w>]*\W" % (_LENGTH, _LENGTH, _LENGTH)),
-        "a TensorFlow graph without its checkpoint (MetaGraphDef, the content of a Saver's .meta file)",
+        "the graph of a TensorFlow checkpoint (MetaGraphDef, the content of a Saver's .meta file)",
         "point to the prefix of the matching .index and .data files",
         graph=True,
     ),

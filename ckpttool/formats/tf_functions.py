@@ -55,6 +55,7 @@ _NUMERIC = frozenset(
 _NUMERIC |= {"int8", "int16", "int32", "int64"}
 _MOST_ENTRIES = 1 << 26
 _LIST = Message({3: protobuf.INTS})
+_NO_VALUE = memoryview(b"")
 
 
 class FunctionNode(NamedTuple):
@@ -180,6 +181,20 @@ def get_attribute(node: FunctionNode, name: str) -> Any:
         if number == 1:
             return protobuf.decode(protobuf.as_message(inner), _LIST)[0]
     return None
+
+
+def output_shape(node: FunctionNode, meter: FieldMeter) -> tuple[int, ...] | None:
+    """Return the shape of a node's first output as Python records it (`_output_shapes`), else as it is set.
+
+    An extent of -1 is not fixed; None is an unknown rank, as which versions before 24 of a graph set no
+    extents (array_ops.cc, Placeholder). AttrValue: list (1), shape (7); ListValue: shape (7).
+    """
+    listed = tf_saved_model_messages.iter_field(1, node.attributes.get("_output_shapes", _NO_VALUE), meter)
+    shapes = [shape for values in listed for shape in tf_saved_model_messages.iter_field(7, values, meter)]
+    if shapes:
+        return tf_saved_model_messages.partial_shape(shapes[0], meter)
+    shapes += tf_saved_model_messages.iter_field(7, node.attributes.get("shape", _NO_VALUE), meter)
+    return (tf_saved_model_messages.partial_shape(shapes[0], meter) or None) if shapes else None
 
 
 def constant_array(fields: ConstantFields) -> np.ndarray | None:

@@ -133,10 +133,11 @@ def parse_saved_model(data: memoryview, meter: FieldMeter) -> list[MetaGraph]:
     Field numbers are from tensorflow/core/protobuf/saved_model.proto and meta_graph.proto, and from
     tensorflow/core/framework/variable.proto.
     """
-    return [_meta_graph(graph, meter) for graph in iter_field(2, data, meter)]
+    return [parse_meta_graph(graph, meter) for graph in iter_field(2, data, meter)]
 
 
-def _meta_graph(data: memoryview, meter: FieldMeter) -> MetaGraph:
+def parse_meta_graph(data: memoryview, meter: FieldMeter) -> MetaGraph:
+    """Decode a MetaGraphDef, of a SavedModel or a Saver; raise CkpttoolError if it is damaged."""
     information, graph, listed, signatures, assets, objects = meter.decode(data, _META_GRAPH)
     tags, version = meter.decode(_join_parts(information), _INFO)
     collections: dict[str, list[memoryview]] = {}
@@ -305,11 +306,11 @@ def _node(
 def _find_saved(graph: GraphNodes, lists: dict[bytes, memoryview], meter: FieldMeter) -> None:
     """Fill `saved` from the save operations.
 
-    SaveV2 has a prefix, the keys, their slices, and then one tensor for each key
+    SaveV2 and the older SaveSlices have a prefix, the keys, their slices, and then one tensor for each key
     (tensorflow/core/ops/io_ops.cc). A partitioned variable has several under one key.
     """
     for node in graph.nodes.values():
-        if node.op != b"SaveV2" or len(node.inputs) < 3:
+        if node.op not in (b"SaveV2", b"SaveSlices") or len(node.inputs) < 3:
             continue
         names = lists.get(node_name(node.inputs[1]))
         for key, tensor in zip(_strings(names, meter) if names else (), node.inputs[3:], strict=False):

@@ -32,6 +32,8 @@ FRONT_ENDS: Mapping[str, tuple[str, ...]] = {
     "keras_zip": ("ckpttool.graphs.keras",),
     "keras_h5": ("ckpttool.graphs.keras",),
     "saved_model": ("ckpttool.graphs.tensorflow",),
+    "tensor_bundle": ("ckpttool.graphs.tensorflow_saver",),
+    "tensorflow_v1": ("ckpttool.graphs.tensorflow_saver",),
 }
 
 # An open extent is a name, or "" if it has none.

@@ -42,7 +42,7 @@ _DEFAULT = "serving_default"
 _DEEPEST, _MOST_VISITS = 40, 200_000
 # Entries of values that are computed while the graph is read: axes, shapes, positions.
 _SMALL = 4096
-_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
+CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 _LARGEST = (1 << 63) - 1
 # What an operation with other inputs or attributes than expected raises.
 _UNEXPECTED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -225,21 +225,26 @@ def _read_nodes(
     checkpoint: Checkpoint, graph: MetaGraph, meter: FieldMeter, requested: str | None
 ) -> Graph | None:
     """Return the graph of a signature of TensorFlow 1, which names tensors of the graph."""
-    data = graph.nodes or memoryview(b"")
     chosen = _chosen([*graph.signatures], requested)
     if chosen is None:
         return None
-    signature = graph.signatures[chosen]
+    return read_tensors(checkpoint, graph, meter, graph.signatures[chosen])
+
+
+def read_tensors(
+    checkpoint: Checkpoint, graph: MetaGraph, meter: FieldMeter, signature: tf_saved_model_messages.Signature
+) -> Graph:
+    """Return what a graph of TensorFlow 1 computes between tensors; `signature` names these."""
+    data = graph.nodes or memoryview(b"")
     nodes = dict(parse_node(node, meter) for node in tf_saved_model_messages.iter_field(1, data, meter))
     stored = tf_saved_model_messages.parse_graph_def(data, meter)
-    facts = tf_saved_model.facts_by_nodes(checkpoint.tree, graph, stored)
-    variables = {fact.name: path for path, fact in facts.variables.items()}
     library = read_functions(data, meter)
     outputs = [name for tensor in signature.outputs.values() for name in tensor.names]
     writes = any(map(_is_write, _executed_operations(stored, outputs)))
     writes |= any(
         _is_write(op) for function in library.values() for op in _reachable_operations(function, library)
     )
+    variables = find_variables(checkpoint, graph, stored)
     translator = FunctionTranslator(library, checkpoint.tree, variables=variables, writes=writes)
     function = GraphFunction((), nodes, tuple(_reference(output) for output in signature.outputs.values()))
     scope: dict[str, list[Any]] = {}
@@ -252,6 +257,14 @@ def _read_nodes(
         scope[node] = [TensorName(inputs[-1].name, inputs[-1].dtype)]
     results = translator.results(function, scope)
     return translator.graph(inputs, dict(zip(signature.outputs, results, strict=True)))
+
+
+def find_variables(
+    checkpoint: Checkpoint, graph: MetaGraph, stored: tf_saved_model_messages.GraphNodes
+) -> dict[str, Path]:
+    """Return the paths of a graph's variables that the checkpoint contains, by the names of their nodes."""
+    facts = tf_saved_model.facts_by_nodes(checkpoint.tree, graph, stored)
+    return {fact.name: path for path, fact in facts.variables.items()}
 
 
 def _is_write(op: str) -> bool:
@@ -446,7 +459,7 @@ class FunctionTranslator:
         return self.used[id(function)]
 
     def _apply(self, name: str, node: FunctionNode, inputs: list[Any]) -> Any:
-        if node.op in _CALLS:
+        if node.op in CALLS:
             return self.call(self.function(node, "f"), inputs)
         if node.op in ("VarHandleOp", "VariableV2", "Variable"):
             path = self.variables.get(name)
@@ -975,9 +988,9 @@ def _transpose(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) ->
     return t.one("Transpose", t.tensor(inputs[0]), perm=perm)
 
 
-@_operation("ConcatV2")
-def _concat(t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
-    *values, axis = inputs
+@_operation("Concat", "ConcatV2")
+def _concat(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
+    *values, axis = inputs if node.op == "ConcatV2" else (*inputs[1:], inputs[0])
     (at,) = t.ints(axis)
     return t.one("Concat", *map(t.tensor, values), axis=at)
 

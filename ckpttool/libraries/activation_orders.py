@@ -111,9 +111,10 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders
 
     `shapes` are the target's input shapes without the batch; they are tried where the file does not record
     those of the source. A TorchScript archive contains the code of `forward`, a SavedModel the functions of
-    its signatures, an ONNX model its graph: all are read as graphs (ckpttool.graphs). A graph is evaluated on
-    inputs with numbered entries (ckpttool.core.activations); no value is computed and no code of the file is
-    run. A weight gets the order of its layer's inputs and outputs.
+    its signatures, an ONNX model its graph, and a Saver stores that of its program beside the checkpoint: all
+    are read as graphs (ckpttool.graphs). A graph is evaluated on inputs with numbered entries
+    (ckpttool.core.activations); no value is computed and no code of the file is run. A weight gets the order
+    of its layer's inputs and outputs.
     """
     try:
         if checkpoint.format in ("onnx", *KERAS_FORMATS):
@@ -126,6 +127,10 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders
             return with_uses(trace_graph_orders(graph, checkpoint.tree, -1, opaque=None), graph)
         if checkpoint.format == "saved_model":
             return _read_function_orders(checkpoint)
+        if checkpoint.format in ("tensor_bundle", "tensorflow_v1"):
+            graph = read_graph(checkpoint)
+            orders = {} if graph is None else trace_graph_orders(graph, checkpoint.tree, -1)
+            return {} if graph is None else with_uses(_without_inputs(orders), graph)
         if checkpoint.format == "stable_baselines3":
             from ckpttool.libraries import sb3
 

@@ -11,6 +11,7 @@ import contextlib
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core import deferred
@@ -80,7 +81,42 @@ def lower_policy(
         half: compute types of 16 bits in float32, too.
         hint: what errors suggest.
     """
-    return _GraphLowering(graph, file, half=half, hint=hint).policy(network)
+    return _GraphLowering(_with_one_input(graph, network, file), file, half=half, hint=hint).policy(network)
+
+
+def _with_one_input(graph: Graph, network: str, file: str) -> Graph:
+    """Return the graph with the outputs for which the inputs of the action suffice.
+
+    Raise UsageError if some outputs have one input, of several, and it is unknown which one is the action.
+    """
+    inputs = {value.name for value in graph.inputs}
+    needs: dict[str, set[str]] = {}
+    for value in graph.outputs:
+        needed_nodes(graph.nodes, used := {value.name})
+        needs[value.name] = used & inputs
+    if len(inputs) < 2 or all(needs[name] == inputs for name in needs):
+        return graph
+    name = network if network in needs else None if network != "actor" else _choose_action_output([*needs])
+    if name is None and any(len(used) == 1 for used in needs.values()):
+        raise _several_outputs([*needs], file)
+    kept = [value for value in graph.outputs if name is None or needs[value.name] <= needs[name]]
+    nodes = needed_nodes(graph.nodes, used := {value.name for value in kept})
+    return replace(
+        graph,
+        nodes=nodes,
+        inputs=tuple(value for value in graph.inputs if value.name in used),
+        outputs=tuple(kept),
+    )
+
+
+def _several_outputs(names: Sequence[str], file: str) -> UsageError:
+    likely = [name for name in names if not _ACTS_NOT.search(name.lower())] or names
+    return UsageError(
+        "the model has several outputs, and it is unknown which one is the action",
+        file=file,
+        found=abbreviate_list(names, 8),
+        hint=" or ".join(f"--network {shlex.quote(name)}" for name in likely[:8]),
+    )
 
 
 def _choose_action_output(names: Sequence[str]) -> str | None:
@@ -213,13 +249,7 @@ class _GraphLowering:
         if name is None and len(probable := [other for other in others if self._is_probability(other)]) == 1:
             name = probable[0]
         if name is None:
-            likely = [other for other in others if not _ACTS_NOT.search(other.lower())]
-            raise UsageError(
-                "the model has several outputs, and it is unknown which one is the action",
-                file=self.file,
-                found=abbreviate_list(names, 8),
-                hint=" or ".join(f"--network {shlex.quote(name)}" for name in (likely or names)[:8]),
-            )
+            raise _several_outputs(names, self.file)
         left = [other for other in others if other != name]
         notes = [f"{', '.join(left)} left out: {name} is the policy"] if left else []
         if self.doubled:

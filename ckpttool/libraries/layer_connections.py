@@ -254,6 +254,8 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
         else:
             facts = binding.facts.read(where, activations=tuple(KERAS_ACTIVATIONS[name] for name in listed))
         return replace(binding, facts=facts.without_lack("activation"))
+    if checkpoint.format in ("tensor_bundle", "tensorflow_v1"):
+        return _with_saver_activations(binding, checkpoint)
     if checkpoint.format != "saved_model":
         return binding
     activations = _find_graph_activations(checkpoint)
@@ -269,6 +271,38 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
         return binding
     facts = binding.facts.without_lack("activation")
     return replace(binding, facts=facts.read("the SavedModel's graph", hidden=next(iter(hidden))))
+
+
+def _with_saver_activations(binding: RecognizedAgent, checkpoint: Checkpoint) -> RecognizedAgent:
+    """Return the binding with the activations behind its layers in a Saver's graph, if there is one."""
+    from ckpttool.graphs import tensorflow_saver
+
+    part = binding.policy
+    if part is None or part.program is not None or not tensorflow_saver.has_graph(checkpoint):
+        return binding
+    try:
+        following = tensorflow_saver.read_activations(checkpoint)
+    except CkpttoolError:
+        return binding  # the library's defaults are listed as assumed
+    sources = {move.target: move.source for move in binding.moves.moves}
+    kernels = [
+        sources.get(canonical_weight_path(part, position, "kernel"))
+        for position, layer in enumerate(part.layers)
+        if layer.kind == "dense"
+    ]
+    operations = [
+        following.get(kernel, frozenset()) if kernel is not None else frozenset() for kernel in kernels
+    ]
+    if len(operations) < 2 or any(len(names) != 1 for names in operations[:-1]):
+        return binding
+    facts, where = binding.facts.without_lack("activation"), "the Saver's graph"
+    hidden = [next(iter(names)) for names in operations[:-1]]
+    if strange := sorted({name for name in hidden if name not in _OPERATIONS}):
+        return replace(binding, facts=facts.not_understood("activations", ", ".join(strange), where))
+    facts = facts.read(where, activations=tuple(_OPERATIONS[name] for name in hidden))
+    if facts.head == "tanh" and "head" not in facts.origins and "Tanh" not in operations[-1]:
+        facts = facts.not_understood("head", "no tanh after the last layer", where)
+    return replace(binding, facts=facts)
 
 
 _OPERATIONS = {

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any, cast
 from ckpttool.core import deferred, plugins, urls
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.errors import (
+    CkpttoolError,
+    FormatError,
+    MappingError,
+    UnsupportedError,
+    UsageError,
+    abbreviate_list,
+)
 from ckpttool.core.sidecar import NORMS_BEFORE, OUTPUT_RANGE, NotUnderstood, load_sidecar
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.formats.probe import Format
@@ -90,6 +97,7 @@ _TRUNK = deferred.compile(
     r"trunk|body|base|shared|encoder|features?|hidden|backbone|torso|net|mlp|head|out|output|last"
 )
 # Formats of RL libraries: what their layouts do not recognise is another algorithm, not a single policy.
+_SAVER_FORMATS = ("tensor_bundle", "tensorflow_v1")
 _LIBRARIES = frozenset(("stable_baselines3", "stable_baselines2", "rllib", "d3rlpy", "keras_rl"))
 _NUMBERS = deferred.compile(r"\d+")
 _COUNTED = deferred.compile(r"_?\d+")
@@ -132,6 +140,8 @@ def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> R
 def _recognize_policy(tree: Tree, network: str, checkpoint: Checkpoint) -> RecognizedAgent | None:
     if checkpoint.format in _LIBRARIES:
         return None
+    if _has_saver_graph(checkpoint):
+        return _recognize_by_saver(tree, network, checkpoint)
     if (graph := _read_graph(checkpoint)) is not None:
         hint = None
         if checkpoint.format == ONNX_FORMAT:
@@ -160,6 +170,31 @@ def _recognize_policy(tree: Tree, network: str, checkpoint: Checkpoint) -> Recog
         return _bind_policy(tree, checkpoint, network)
     binding = _bind_policy(plain[0], checkpoint, network)
     return None if binding is None else binding.moved(lambda path: plain[1].get(path, path))
+
+
+def _has_saver_graph(checkpoint: Checkpoint) -> bool:
+    if checkpoint.format not in _SAVER_FORMATS:
+        return False
+    from ckpttool.graphs import tensorflow_saver
+
+    return tensorflow_saver.has_graph(checkpoint)
+
+
+def _recognize_by_saver(tree: Tree, network: str, checkpoint: Checkpoint) -> RecognizedAgent | None:
+    """Return the policy that a Saver's graph computes, otherwise the one of the tensors' names."""
+    from ckpttool.graphs import tensorflow_saver
+
+    try:
+        policy = tensorflow_saver.read_policy(checkpoint, network, _SLOW)
+        if policy is not None:
+            computation = _lower_policy(policy.graph, network, checkpoint.path)
+            binding = _bind_computation(computation, checkpoint)
+            return binding.assuming(policy.reason) if policy.reason else binding
+        unused = "no network in it ends with values of one input"
+    except (FormatError, UnsupportedError) as error:
+        unused = str(error.message)
+    named = _bind_policy(tree, checkpoint, network)
+    return named and named.assuming(f"the graph beside the checkpoint is not used: {unused}")
 
 
 HOOK = "a PyTorch hook"
@@ -222,7 +257,7 @@ def read_computation(checkpoint: Checkpoint) -> RecordedComputation | None:
         return RecordedComputation("the ONNX graph")
     if _has_code(checkpoint):
         return RecordedComputation("the TorchScript code")
-    if checkpoint.format == "saved_model" and _has_graph(checkpoint):
+    if (checkpoint.format == "saved_model" or _has_saver_graph(checkpoint)) and _has_graph(checkpoint):
         return RecordedComputation(_ORIGINS[checkpoint.format][0])
     if (document := _read_keras_config(checkpoint)) is not None:
         from ckpttool.libraries import model_steps
@@ -305,6 +340,7 @@ _ORIGINS = {
     ONNX_FORMAT: ("the ONNX graph", "torch"),
     "pytorch": ("the TorchScript code", "torch"),
     "saved_model": ("the SavedModel's graph", "tensorflow"),
+    **dict.fromkeys(_SAVER_FORMATS, ("the Saver's graph", "tensorflow")),
 }
 
 

@@ -231,7 +231,7 @@ class _CallDrawer:
         self.names, self.scopes = tree.names, scopes
         # Operations of ONNX and TensorFlow have no classes of layers.
         models: Sequence[Architecture] = ()
-        if checkpoint.format not in ("onnx", "saved_model"):
+        if checkpoint.format not in ("onnx", "saved_model", "tensor_bundle", "tensorflow_v1"):
             from ckpttool.listing.architecture import describe_architecture
 
             models = describe_architecture(checkpoint)

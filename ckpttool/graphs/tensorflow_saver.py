@@ -1,0 +1,393 @@
+"""Graphs of TensorFlow 1's Saver: what the program in the `.meta` file beside a checkpoint computes.
+
+A Saver stores the graph of the whole program (MetaGraphDef): networks, losses, gradients and updates. It
+names no inputs and results. The inputs of the graph are placeholders; its outputs are the ends of the
+networks: values that follow from one placeholder and from stored layers, and that nothing else follows from.
+
+Sources: tensorflow/python/training/saver.py (export_meta_graph), tensorflow/python/ops/gradients_util.py
+(scope of gradients), tensorflow/python/ops/distributions/normal.py (samples: mean + scale * noise).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from ckpttool.core import deferred, filesystem, limits
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.core.source import File
+from ckpttool.core.tree import Path
+from ckpttool.formats import tf_common, tf_saved_model_messages
+from ckpttool.formats.tf_functions import FunctionNode, get_attribute, output_shape, parse_node
+from ckpttool.formats.tf_saved_model_messages import FieldMeter, MetaGraph, Signature, TensorInfo, type_name
+from ckpttool.graphs import tensorflow
+from ckpttool.graphs.graph import Graph, OpaqueError
+
+SUFFIX = ".meta"
+_VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
+_READS = frozenset(("Identity", "ReadVariableOp"))
+_LAYERS = frozenset(
+    ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv3D", "DepthwiseConv2dNative")
+)
+# What follows from a tensor's shape does not follow from its values.
+_SHAPES = frozenset(("Shape", "ShapeN", "Size", "Rank"))
+_NOISE = frozenset(("RandomStandardNormal", "StatelessRandomNormal", "StatelessRandomNormalV2"))
+_COMBINED = frozenset(("Add", "AddV2", "Mul", "Identity", "BroadcastTo", "Reshape", "Squeeze", "ExpandDims"))
+_PASSED = frozenset(("Add", "AddV2", "BiasAdd", "Identity", "Reshape", "Squeeze"))
+_GRADIENTS = deferred.compile(r"(.*/)?(gradients(_\d+)?|[^/]*_grad)/.*", re.DOTALL)
+_MOST_PLACEHOLDERS, _MOST_ENDS = 64, 64
+
+
+class PolicyGraph(NamedTuple):
+    """The graph of the values that may be a policy's actions, and why, if there is one only."""
+
+    graph: Graph
+    reason: str = ""
+
+
+def read(checkpoint: Checkpoint) -> Graph | None:
+    """Return what the program of a Saver computes from its placeholders; None without its graph.
+
+    Raise FormatError for a damaged graph, UnsupportedError for one that is not of these variables.
+    """
+    program = _read_program(checkpoint)
+    return None if program is None else program.graph(program.ends())
+
+
+def has_graph(checkpoint: Checkpoint) -> bool:
+    """Return whether a Saver stored its graph beside the checkpoint."""
+    return checkpoint.format in ("tensor_bundle", "tensorflow_v1") and filesystem.isfile(
+        _location(checkpoint)
+    )
+
+
+def read_policy(checkpoint: Checkpoint, network: str, target: re.Pattern[str]) -> PolicyGraph | None:
+    """Return the graph of the values that may be the policy's actions, None without any.
+
+    These are the value of the node `network`, otherwise the mean of the only distribution that the program
+    samples with normal noise, otherwise the ends of the networks in the scope `network`, or of all.
+
+    Args:
+        checkpoint: a checkpoint of TensorFlow 1.
+        network: the name of a node or a scope; "actor" need not exist.
+        target: names of target networks, whose ends are left out beside those of others.
+    """
+    program = _read_program(checkpoint)
+    if program is None:
+        return None
+    node = network.removesuffix(":0")
+    if node in program.nodes:
+        if program.origins.get(node) is None:
+            raise UnsupportedError(
+                "the node's value does not follow from one placeholder and stored variables",
+                file=checkpoint.path,
+                path=node,
+            )
+        return _as_policy(program.graph([node]))
+    scope = "" if network == "actor" else f"{network}/"
+    if not any(name.startswith(scope) for name in program.nodes):
+        raise UsageError("the graph has no node or scope of this name", file=checkpoint.path, found=network)
+    means = [name for name in program.sampled_means() if name.startswith(scope)]
+    if len(means) == 1:
+        reason = f"the action is {means[0]}, the mean of the only distribution that the graph samples"
+        return _as_policy(program.graph(means), reason)
+    ends = [name for name in program.ends() if name.startswith(scope)]
+    ends = [name for name in ends if not all(map(target.search, program.layer_names(name)))] or ends
+    reason = f"the action is {ends[0]}, the only end of a network in the graph" if len(ends) == 1 else ""
+    return _as_policy(program.graph(ends), reason)
+
+
+def read_activations(checkpoint: Checkpoint) -> dict[Path, frozenset[str]]:
+    """Return the operations that are applied to what each layer computes, by the path of its kernel.
+
+    These are the first ones that are no sum, copy or change of the shape; gradients do not count.
+    """
+    program = _read_program(checkpoint)
+    return {} if program is None else program.activations()
+
+
+def _as_policy(graph: Graph | None, reason: str = "") -> PolicyGraph | None:
+    return None if graph is None else PolicyGraph(graph, reason)
+
+
+def _location(checkpoint: Checkpoint) -> str:
+    pattern = tf_common.v1_shards(checkpoint.path)
+    return (checkpoint.path if pattern is None else checkpoint.path.partition("-?????-of-")[0]) + SUFFIX
+
+
+def _read_program(checkpoint: Checkpoint) -> _SavedProgram | None:
+    location = _location(checkpoint)
+    if not filesystem.isfile(location):
+        return None
+    file = File.beside(location, checkpoint.files[0].path)
+    if file.size > limits.current().graph_bytes:
+        raise limits.limit_error("graph_bytes", "the graph is too large", file.size)
+    meter = FieldMeter()
+    try:
+        graph = tf_saved_model_messages.parse_meta_graph(memoryview(file.read(0, file.size)), meter)
+        return None if graph.nodes is None else _SavedProgram(checkpoint, graph, meter)
+    except CkpttoolError as error:
+        raise error.located(file=location) from error.__cause__
+
+
+class _SavedProgram:
+    """A Saver's graph: which placeholder each value follows from.
+
+    `origins` are the placeholders by node: "" for constants and stored variables; None for values of several
+    placeholders, noise, gradients and operations that have no translation.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, graph: MetaGraph, meter: FieldMeter) -> None:
+        """Read the nodes, and find their origins."""
+        self.checkpoint, self.meta, self.meter = checkpoint, graph, meter
+        data = graph.nodes or memoryview(b"")
+        self.nodes = dict(
+            parse_node(node, meter) for node in tf_saved_model_messages.iter_field(1, data, meter)
+        )
+        stored = tf_saved_model_messages.parse_graph_def(data, meter)
+        self.variables = tensorflow.find_variables(checkpoint, graph, stored)
+        self.placeholders = [name for name, node in self.nodes.items() if node.op == "Placeholder"]
+        self.origins: dict[str, str | None] = {}
+        self.layered: set[str] = set()
+        if 0 < len(self.placeholders) <= _MOST_PLACEHOLDERS:
+            for name in self.nodes:
+                self._find_origin(name)
+        self.users: dict[str, list[str]] = defaultdict(list)
+        for name, node in self.nodes.items():
+            for input_ in set(_data_inputs(node)):
+                self.users[input_].append(name)
+
+    def _find_origin(self, target: str) -> None:
+        waiting, open_ = [target], set[str]()
+        while waiting:
+            name = waiting[-1]
+            node = self.nodes.get(name)
+            if name in self.origins or node is None:
+                self.origins.setdefault(name, None)
+                waiting.pop()
+                continue
+            inputs = [] if node.op in _SHAPES else [*_data_inputs(node)]
+            missing = [input_ for input_ in inputs if input_ not in self.origins]
+            if missing and name not in open_:
+                open_.add(name)
+                # One that is already open closes a loop, which has no origin.
+                self.origins |= {input_: None for input_ in missing if input_ in open_}
+                waiting += missing
+                continue
+            waiting.pop()
+            self.origins[name] = self._origin(name, node, inputs)
+
+    def _origin(self, name: str, node: FunctionNode, inputs: list[str]) -> str | None:
+        if node.op == "Placeholder":
+            return name
+        if node.op in _VARIABLES:
+            return "" if name in self.variables else None
+        if node.op in ("Const", *_SHAPES):
+            return ""
+        translated = node.op in tensorflow.OPERATIONS or node.op in tensorflow.CALLS
+        origins = {self.origins[input_] for input_ in inputs}
+        if not translated or None in origins or _GRADIENTS.fullmatch(name):
+            return None
+        origins.discard("")
+        if any(input_ in self.layered for input_ in inputs) or self._is_layer(node):
+            self.layered.add(name)
+        return origins.pop() if len(origins) == 1 else None if origins else ""
+
+    def _is_layer(self, node: FunctionNode) -> bool:
+        return node.op in _LAYERS and any(self._is_variable(input_) for input_ in _data_inputs(node))
+
+    def _is_variable(self, name: str) -> bool:
+        node = self.nodes.get(self._source(name))
+        return node is not None and node.op in _VARIABLES
+
+    def _source(self, name: str) -> str:
+        """Return the node that a node, or a chain of them, only reads."""
+        visited = {name}
+        while (node := self.nodes.get(name)) is not None and node.op in _READS and node.inputs:
+            name = _node_name(node.inputs[0])
+            if name in visited:
+                return ""
+            visited.add(name)
+        return name
+
+    def _is_result(self, name: str) -> bool:
+        """Return whether a value follows from one placeholder and a layer, one row for each of its rows."""
+        origin = self.origins.get(name)
+        if not origin or name not in self.layered:
+            return False
+        shape = output_shape(self.nodes[name], self.meter)
+        batch = output_shape(self.nodes[origin], self.meter)
+        return shape is None or not batch or (len(shape) > 0 and shape[0] == batch[0])
+
+    def ends(self) -> list[str]:
+        """Return the results that may be what a program asks for, in the order of the graph.
+
+        These are the results that nothing follows from; those that lead to one of these without a further
+        layer, and to another one as well (an action, to which noise is added, and which a critic takes); and
+        those that join what other layers compute (an action beside observations).
+        """
+        results = [name for name in self.nodes if self._is_result(name)]
+        inside = set(results)
+        order = self._in_order(results)
+        after: dict[str, frozenset[str]] = {}  # all results behind a value that nothing follows from
+        plain: set[str] = set()  # values with one behind them, and no layer between
+        chosen: set[str] = set()
+        for name in reversed(order):
+            users = [user for user in self.users[name] if user in inside]
+            after[name] = frozenset().union(*(after[user] for user in users)) if users else frozenset((name,))
+            if users and not any(user in plain and not self._is_layer(self.nodes[user]) for user in users):
+                continue
+            plain.add(name)
+            if (not users and not self._feeds_layer(name)) or (len(users) > 1 and len(after[name]) > 1):
+                chosen.add(name)
+        chosen |= self._joined(order)
+        copies = {name for name in chosen if self.nodes[name].op == "Identity"}
+        chosen -= {name for name in copies if next(_data_inputs(self.nodes[name])) in chosen}
+        return [name for name in results if name in chosen][:_MOST_ENDS]
+
+    def layer_names(self, name: str) -> set[str]:
+        """Return the names of the variables of all layers that a value follows from, in lower case."""
+        waiting, visited, names = [name], set[str](), set[str]()
+        while waiting:
+            name = waiting.pop()
+            if name in visited:
+                continue
+            visited.add(name)
+            inputs = [*_data_inputs(self.nodes[name])]
+            if self.nodes[name].op in _LAYERS:
+                names |= {input_.lower() for input_ in inputs if self._is_variable(input_)}
+            waiting += inputs
+        return names
+
+    def activations(self) -> dict[Path, frozenset[str]]:
+        """Return the first operations behind each layer, by the path of its kernel."""
+        following: dict[Path, frozenset[str]] = {}
+        for name, node in self.nodes.items():
+            if node.op not in _LAYERS or _GRADIENTS.fullmatch(name):
+                continue
+            kernels = [self.variables.get(self._source(input_)) for input_ in _data_inputs(node)]
+            for kernel in filter(None, kernels):
+                following[kernel] = following.get(kernel, frozenset()) | self._operations_after(name)
+        return following
+
+    def _operations_after(self, name: str) -> frozenset[str]:
+        waiting, operations = [*self.users[name]], set[str]()
+        while waiting:
+            name = waiting.pop()
+            node = self.nodes[name]
+            if node.op in _PASSED:
+                waiting += self.users[name]
+            elif not _GRADIENTS.fullmatch(name) and node.op not in _SHAPES:
+                operations.add(node.op)
+        return frozenset(operations)
+
+    def _joined(self, order: Sequence[str]) -> set[str]:
+        """Return the results that an operation joins with values of other layers or of none."""
+        layers: dict[
+            str, frozenset[str]
+        ] = {}  # the layers that a result follows from, without others between
+        joined = set[str]()
+        for name in order:
+            node = self.nodes[name]
+            inputs = [input_ for input_ in dict.fromkeys(_data_inputs(node)) if self.origins[input_]]
+            sources = [layers.get(input_, frozenset()) for input_ in inputs]
+            layers[name] = frozenset((name,)) if self._is_layer(node) else frozenset().union(*sources)
+            if len({*sources}) < 2 or self._is_layer(node):
+                continue
+            for input_ in inputs:
+                # Of a sum of layers, what these take.
+                summed = self._is_layer(self.nodes[input_])
+                joined |= {*(_data_inputs(self.nodes[input_]) if summed else (input_,))} & layers.keys()
+        return joined
+
+    def _feeds_layer(self, name: str) -> bool:
+        """Return whether a layer follows from a value, also one with other inputs as well."""
+        waiting, visited = [*self.users[name]], set[str]()
+        while waiting:
+            name = waiting.pop()
+            if name in visited or _GRADIENTS.fullmatch(name):
+                continue
+            visited.add(name)
+            if self._is_layer(self.nodes[name]):
+                return True
+            waiting += self.users[name]
+        return False
+
+    def _in_order(self, results: Iterable[str]) -> list[str]:
+        """Return the results so that each comes after those that it follows from."""
+        order: dict[str, None] = {}
+        inside = set(results)
+        for target in inside:
+            waiting = [target]
+            while waiting:
+                name = waiting[-1]
+                missing = [
+                    input_
+                    for input_ in _data_inputs(self.nodes[name])
+                    if input_ in inside and input_ not in order
+                ]
+                if missing and name not in order:
+                    waiting += missing
+                    continue
+                order[waiting.pop()] = None
+        return list(order)
+
+    def sampled_means(self) -> list[str]:
+        """Return the results to which the program adds normal noise times a result or a variable."""
+        means: dict[str, None] = {}
+        for node in self.nodes.values():
+            if node.op not in ("Add", "AddV2") or len(inputs := [*_data_inputs(node)]) != 2:
+                continue
+            for mean, noise in (inputs, inputs[::-1]):
+                if self._is_result(mean) and self._is_scaled_noise(noise):
+                    means[mean] = None
+        return list(means)
+
+    def _is_scaled_noise(self, name: str) -> bool:
+        waiting, visited = [name], set[str]()
+        while waiting:
+            name = waiting.pop()
+            node = self.nodes.get(name)
+            if node is None or name in visited:
+                continue
+            visited.add(name)
+            if node.op in _NOISE:
+                return True
+            if node.op in _COMBINED and self.origins.get(name) is None:
+                waiting += _data_inputs(node)
+        return False
+
+    def graph(self, outputs: list[str]) -> Graph | None:
+        """Return the graph of these values, None without any."""
+        if not outputs:
+            return None
+        used = dict.fromkeys(self.origins[name] or "" for name in outputs)
+        inputs = {name: self._tensor(name) for name in used if name}
+        signature = Signature("", inputs, {name: self._tensor(name) for name in outputs})
+        try:
+            return tensorflow.read_tensors(self.checkpoint, self.meta, self.meter, signature)
+        except OpaqueError as error:
+            raise UnsupportedError(
+                "an output of the graph is not a tensor", file=_location(self.checkpoint), found=str(error)
+            ) from None
+        except CkpttoolError as error:
+            raise error.located(file=_location(self.checkpoint)) from error.__cause__
+
+    def _tensor(self, name: str) -> TensorInfo:
+        node = self.nodes[name]
+        dtype = get_attribute(node, "dtype")
+        shape = output_shape(node, self.meter)
+        key = f"{name}:0".encode("utf-8", "surrogateescape")
+        return TensorInfo((key,), type_name(dtype) if isinstance(dtype, int) else "", shape)
+
+
+def _node_name(reference: str) -> str:
+    return reference.partition(":")[0]
+
+
+def _data_inputs(node: FunctionNode) -> Iterator[str]:
+    """Yield the nodes that a node takes values of."""
+    return (_node_name(input_) for input_ in node.inputs if not input_.startswith("^"))

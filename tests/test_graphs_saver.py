@@ -1,0 +1,187 @@
+"""Graphs that TensorFlow 1's Saver stores: what they compute, and which of their values is the action."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckpttool
+from ckpttool.core import FormatError, Tree, UnsupportedError, UsageError
+from ckpttool.core.activations import UNKNOWN
+from ckpttool.graphs import Graph, evaluate, read_graph, tensorflow_saver
+from ckpttool.libraries.activation_orders import read_orders
+from tests import saver_programs
+from tests.tensorflow_child import require, run
+
+pytestmark = pytest.mark.tensorflow
+BOUNDS = {"action_low": [-2.0, -2.0], "action_high": [2.0, 2.0]}
+TARGET = re.compile("target")
+# Programs that state which value is the action, and why.
+STATED = {
+    "ppo": "samples",
+    "dqn": "only end",
+    "discrete": "only end",
+    "alone": "only end",
+    "older": "only end",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require("tensorflow")
+    path = tmp_path_factory.mktemp("programs")
+    run(saver_programs.__file__, "build", path)
+    return path
+
+
+def arrays_of(folder: Path, program: str) -> dict[str, np.ndarray]:
+    with np.load(folder / program / "arrays.npz") as arrays:
+        return {name.replace(".", "/"): array for name, array in arrays.items()}
+
+
+def policy_of(folder: Path, program: str, network: str = "actor") -> Graph:
+    policy = tensorflow_saver.read_policy(ckpttool.open(str(folder / program / "model")), network, TARGET)
+    assert policy is not None
+    return policy.graph
+
+
+@pytest.mark.parametrize("program", saver_programs.NODES)
+def test_nodes_compute_what_tensorflow_does(folder: Path, program: str) -> None:
+    arrays = arrays_of(folder, program)
+    for node in saver_programs.NODES[program]:
+        graph = policy_of(folder, program, node)
+        (input_,) = graph.inputs
+        own = evaluate(graph, {input_.name: arrays["inputs"]})[graph.outputs[0].name]
+        assert own.shape == arrays[node].shape
+        np.testing.assert_allclose(own, arrays[node], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("program", STATED)
+def test_the_only_possible_action_is_found_and_named(folder: Path, program: str) -> None:
+    checkpoint = ckpttool.open(str(folder / program / "model"))
+    policy = tensorflow_saver.read_policy(checkpoint, "actor", TARGET)
+    assert policy is not None
+    assert [value.name for value in policy.graph.outputs] == [saver_programs.NODES[program][0]]
+    assert STATED[program] in policy.reason
+    assert saver_programs.NODES[program][0] in policy.reason
+
+
+@pytest.mark.parametrize(("program", "options"), [("ddpg", {"move/action", "noisy"}), ("pixels", set())])
+def test_what_may_be_the_action_is_listed(folder: Path, program: str, options: set[str]) -> None:
+    graph = policy_of(folder, program)
+    assert {value.name for value in graph.outputs} >= (options or {saver_programs.NODES[program][0]})
+
+
+def test_several_possible_actions_are_an_error_that_names_them(folder: Path) -> None:
+    path = str(folder / "ddpg" / "model")
+    with pytest.raises(UsageError, match="several outputs") as caught:
+        ckpttool.load_agent(path, facts=ckpttool.AgentFacts(**BOUNDS))
+    assert "move/action" in str(caught.value.hint)
+    assert "noisy" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("program", ["ppo", "alone", "older", "shared", "ddpg"])
+def test_an_agent_acts_as_tensorflow_does(folder: Path, program: str) -> None:
+    arrays, node = arrays_of(folder, program), saver_programs.NODES[program][0]
+    how = {"network": node} if program == "ddpg" else {}
+    facts = None if program in ("alone", "older") else ckpttool.AgentFacts(**BOUNDS)
+    if program in ("shared", "ddpg"):
+        facts = ckpttool.AgentFacts(head="unit_tanh", **BOUNDS)
+    with ckpttool.load_agent(str(folder / program / "model"), facts=facts, **how) as agent:
+        np.testing.assert_allclose(agent.act(arrays["inputs"]), arrays[node], rtol=0, atol=2e-6)
+
+
+def test_activations_that_the_graph_states_replace_a_layouts_defaults(folder: Path) -> None:
+    arrays = arrays_of(folder, "named")
+    facts = ckpttool.AgentFacts(action_low=-1.0, action_high=1.0)
+    with ckpttool.load_agent(str(folder / "named" / "model"), facts=facts) as agent:
+        np.testing.assert_allclose(agent.act(arrays["inputs"]), arrays["actor/action"], rtol=0, atol=2e-6)
+        assert not any("activation" in sentence for sentence in agent.assumed)
+
+
+def test_discrete_agents_act_as_tensorflow_does(folder: Path) -> None:
+    for program, node in (("dqn", "q/choice"), ("discrete", "policy/probabilities")):
+        arrays = arrays_of(folder, program)
+        expected = arrays[node] if arrays[node].ndim == 1 else arrays[node].argmax(1)
+        with ckpttool.load_agent(str(folder / program / "model")) as agent:
+            np.testing.assert_array_equal(np.asarray(agent.act(arrays["inputs"])).reshape(-1), expected)
+
+
+def test_the_order_of_flattened_images_is_recorded(folder: Path) -> None:
+    checkpoint = ckpttool.open(str(folder / "pixels" / "model"))
+    orders = {checkpoint.tree.names[path]: use for path, use in read_orders(checkpoint).items()}
+    takes = orders["encoder/out/kernel"].takes
+    assert takes is not UNKNOWN
+    assert takes is not None
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "link"])
+def test_a_graph_that_does_not_fit_is_never_taken_silently(folder: Path, tmp_path: Path, damage: str) -> None:
+    for file in (folder / "alone").iterdir():
+        shutil.copy(file, tmp_path)
+    meta = tmp_path / "model.meta"
+    if damage == "cut":
+        meta.write_bytes(meta.read_bytes()[:-400])
+    elif damage == "other":
+        shutil.copy(folder / "ppo" / "model.meta", meta)
+    else:
+        outside = tmp_path / "outside"
+        outside.mkdir()
+        checkpoint = outside / "x"
+        checkpoint.mkdir()
+        for file in (folder / "alone").iterdir():
+            shutil.copy(file, checkpoint)
+        (checkpoint / "model.meta").unlink()
+        (checkpoint / "model.meta").symlink_to(meta)
+        tmp_path = checkpoint
+    checkpoint = ckpttool.open(str(tmp_path / "model"))
+    with pytest.raises((FormatError, UnsupportedError)):
+        raise_unless_read(checkpoint)
+    facts = ckpttool.AgentFacts(activations="silu", head="tanh", **BOUNDS)
+    with ckpttool.load_agent(str(tmp_path / "model"), facts=facts) as agent:
+        assert any("graph beside the checkpoint is not used" in sentence for sentence in agent.assumed)
+
+
+def raise_unless_read(checkpoint: ckpttool.Checkpoint) -> None:
+    if read_graph(checkpoint) is None:
+        raise UnsupportedError("no graph of these variables")
+
+
+def test_damaged_graphs_are_refused_or_read(folder: Path, tmp_path: Path) -> None:
+    for file in (folder / "alone").iterdir():
+        shutil.copy(file, tmp_path)
+    whole, random, refused = (tmp_path / "model.meta").read_bytes(), np.random.default_rng(7), 0
+    for _ in range(60):
+        data = bytearray(whole)
+        for index in random.integers(0, len(data), 4):
+            data[index] = random.integers(0, 256)
+        (tmp_path / "model.meta").write_bytes(data)
+        checkpoint = ckpttool.open(str(tmp_path / "model"))
+        for read in (read_graph, tensorflow_saver.read_activations):
+            try:
+                read(checkpoint)
+            except ckpttool.CkpttoolError:
+                refused += 1
+    assert refused
+
+
+def test_the_graph_alone_leads_to_its_checkpoint(folder: Path) -> None:
+    for program in ("alone", "older"):
+        stem = str(folder / program / "model")
+        with pytest.raises(ckpttool.CkpttoolError) as caught:
+            ckpttool.open(f"{stem}.meta")
+        assert stem in str(caught.value.hint)
+
+
+def test_a_checkpoint_without_a_graph_has_none(folder: Path, tmp_path: Path) -> None:
+    for file in (folder / "alone").iterdir():
+        if file.suffix != ".meta":
+            shutil.copy(file, tmp_path)
+    checkpoint = ckpttool.open(str(tmp_path / "model"))
+    assert isinstance(checkpoint.tree, Tree)
+    assert not tensorflow_saver.has_graph(checkpoint)
+    assert read_graph(checkpoint) is None
