@@ -524,6 +524,14 @@ def test_a_suffix_of_another_target_is_refused() -> None:
     assert 2 * refusals > len(targets._SUFFIXES) * len(words)
 
 
+@pytest.mark.parametrize("word", [None, "keras", "torch", "npz"])
+def test_no_target_is_a_keras_archive(word: str | None) -> None:
+    with pytest.raises(UsageError) as caught:
+        targets.infer_target_word("model.keras", word)
+    name = str(caught.value.hint).rpartition(" ")[2]
+    assert targets.infer_target_word(name, word) == (word or "keras")
+
+
 # --- The frameworks read it -------------------------------------------------------------------------
 
 

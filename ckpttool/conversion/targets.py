@@ -137,11 +137,13 @@ def infer_target_word(target: str, to: str | None) -> str:
     """Return the target's name: `to`, else the one implied by the target's suffix."""
     chosen, known = to or _SUFFIXES.get(os.path.splitext(target)[1]), (*TARGETS, *EXPORTS)
     chosen = _ALIASES.get(chosen, chosen) if chosen is not None else None
+    stem, suffix = os.path.splitext(target)
+    if suffix == ".keras":
+        named = f"{stem}.weights.h5" if chosen in (None, "keras") else _rename_target(target, chosen)
+        reason = "a .keras file also contains the program's layers, which are not written"
+        raise UsageError(reason, file=target, hint=f"name the target {named}")
     if chosen is None:
-        stem, suffix = os.path.splitext(target)
         hint = f"state the format with --to: {list_targets()}"
-        if suffix == ".keras":
-            hint = f"use {stem}.weights.h5: a .keras file also contains the program's layers"
         raise UsageError("cannot infer the output format from the target's name", file=target, hint=hint)
     if chosen not in known:
         raise _unknown_target_error(chosen, known)
