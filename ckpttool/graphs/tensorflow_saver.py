@@ -223,7 +223,7 @@ class _SavedProgram:
         return shape is None or not batch or (len(shape) > 0 and shape[0] == batch[0])
 
     def ends(self) -> list[str]:
-        """Return the results that may be what a program asks for, in the order of the graph.
+        """Return the results that a program may request, in the order of the graph.
 
         These are the results that nothing follows from; those that lead to one of these without a further
         layer, and to another one as well (an action, to which noise is added, and which a critic takes); and
