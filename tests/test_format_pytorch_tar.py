@@ -71,7 +71,7 @@ def read(folder: Path, **changed: bytes | None) -> Checkpoint:
 
 
 class TestTar(WithoutChecksums):
-    module = PYTORCH_TAR
+    module, damages = PYTORCH_TAR, 30
 
     def make(self, folder: Path) -> str:
         names = range(6)

@@ -682,6 +682,13 @@ def _check_results(network: Network, shapes: Sequence[Shape]) -> None:
             raise UsageError(f"no value of shape {slot.shape} feeds the network's state {slot.name!r}")
 
 
+# Trained arrays of a layer, in the order of both frameworks, and their names in torch.nn.
+TRAINED: Mapping[type[Layer], Mapping[str, str]] = {
+    Dense: {"kernel": "weight", "bias": "bias"},
+    Convolution: {"kernel": "weight", "bias": "bias"},
+    LayerNorm: {"scale": "weight", "offset": "bias"},
+    ConstantRow: {"row": "row"},
+}
 LAYERS: dict[str, type[Layer]] = {kind.__name__: kind for kind in get_args(Layer)}
 
 
