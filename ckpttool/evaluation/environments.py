@@ -19,7 +19,7 @@ import numpy as np
 from ckpttool.core import deferred
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import MissingExtraError, UnsupportedError, UsageError, suggest_choice
-from ckpttool.core.installation import install_extra, require_package
+from ckpttool.core.installation import install_extra
 from ckpttool.core.sidecar import are_arguments
 from ckpttool.core.text import format_count
 from ckpttool.evaluation import fast_engines, simulators
@@ -33,6 +33,7 @@ from ckpttool.evaluation.gymnasium_engine import (
     VectorEnv,
     clean_warning,
     collect_warnings,
+    is_atari_installed,
     may_be_game,
     prepare_rendering,
     read_frame_skip,
@@ -557,7 +558,10 @@ def is_gymnasium_installed() -> bool:
 
 def import_gymnasium() -> Any:
     """Return the library; raise MissingExtraError if it is not installed."""
-    require_package("gymnasium", "environments need gymnasium", "eval")
+    if not is_gymnasium_installed():
+        raise MissingExtraError(
+            "environments need gymnasium, which is not installed", hint=install_extra("eval")
+        )
     return importlib.import_module("gymnasium")
 
 
@@ -622,8 +626,10 @@ def suggest_package(env_id: str) -> str | None:
 def translate_gymnasium_errors(env_id: str) -> Iterator[None]:
     """Translate Gymnasium's errors into ckpttool errors, with a suggested name."""
     library = import_gymnasium()
-    if may_be_game(env_id):
-        require_package("ale_py", f"{env_id!r} needs ale-py", "atari")
+    if may_be_game(env_id) and not is_atari_installed():
+        raise MissingExtraError(
+            f"{env_id!r} needs ale-py, which is not installed", hint=install_extra("atari")
+        )
     sentence = f"gymnasium {library.__version__} cannot create {env_id!r}"
     near = _close_names(env_id, library.registry)
     others = f" (or {', '.join(near[1:])})" if len(near) > 1 else ""
