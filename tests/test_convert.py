@@ -197,13 +197,6 @@ def left_over(folder: Path, *known: str) -> set[str]:
     return {path.name for path in folder.iterdir()} - set(known)
 
 
-def with_stranger(tmp_path: Path) -> Path:
-    source = tmp_path / "stranger.pt"
-    tree = torch_tree({"l1.weight": np.zeros((2, 2), np.float32)})
-    save(tree, str(source), "torch")
-    return source
-
-
 def test_an_unmapped_tensor_stops_the_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = open_checkpoint(str(TF_SAMPLE))
     mystery = {attributes("policy/mystery"): leaf(np.zeros((3, 4), np.float32), "m")}

@@ -36,6 +36,7 @@ from tests.tensorflow_agents import tensorflow_tree
 from tests.tensorflow_agents import written as checkpoint
 from tests.test_format_d3rlpy import archive, written
 from tests.test_layout_keras_rl import hdf5
+from tests.torch_agents import whole
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -64,16 +65,7 @@ def mlp(outputs: int, *, inputs: int = OBS, activation: type[Any] = nn.ELU) -> A
 
 def named(**parts: Any) -> Any:
     """Return a module with these modules; dots lead into modules, as underscores twice."""
-    top = nn.Module()
-    for name, part in parts.items():
-        *above, last = name.split("__")
-        owner = top
-        for step in above:
-            if not hasattr(owner, step):
-                setattr(owner, step, nn.Module())
-            owner = getattr(owner, step)
-        setattr(owner, last, part)
-    return top
+    return whole({name.replace("__", "."): part for name, part in parts.items()})
 
 
 def tianshou(kind: str, version: str) -> Made:

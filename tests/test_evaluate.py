@@ -17,9 +17,10 @@ from ckpttool.evaluation.playing import choose_environment, play_stacked, prepar
 from ckpttool.evaluation.protocol import Protocol
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.networks import NetworkSettings, policy_network, q_network
-from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_framework, in_process, refused
+from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_framework, in_process, refused
 from tests.golden_texts import Golden
 from tests.test_layouts import fujimoto_set
+from tests.test_samples import certificate
 
 pytestmark = pytest.mark.environment
 
@@ -27,11 +28,6 @@ pytestmark = pytest.mark.environment
 @pytest.fixture(autouse=True, scope="module")
 def _needs_gymnasium() -> None:
     pytest.importorskip("gymnasium")
-
-
-def certificate(folder: str) -> dict[str, object]:
-    record: dict[str, object] = json.loads((SAMPLES / folder / "CERTIFICATE.json").read_text())
-    return record
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import shutil
 from collections.abc import Sequence
@@ -294,9 +295,9 @@ def test_a_dry_run_shows_the_mapping_and_needs_no_library(
 
 def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Make libraries look as if they were not installed."""
-    real = export.importlib.util.find_spec
+    real = importlib.util.find_spec
     monkeypatch.setattr(
-        export.importlib.util,
+        importlib.util,
         "find_spec",
         lambda name, *rest: None if name in names else real(name, *rest),
     )

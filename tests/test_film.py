@@ -526,7 +526,7 @@ def test_the_command_refuses_before_it_plays(tmp_path: Path, golden: Golden) -> 
 def test_without_its_libraries_a_film_names_the_extra(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from ckpttool.evaluation import video
 
-    monkeypatch.setattr(video.importlib.util, "find_spec", lambda name: None if name == missing else object())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else object())
     with pytest.raises(MissingExtraError) as caught:
         video.require_encoder()
     assert "ckpttool[gif]" in str(caught.value.hint)

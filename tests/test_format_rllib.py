@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from ckpttool.core import (
-    CkpttoolError,
     FormatError,
     Tree,
     UnsupportedError,
@@ -31,8 +30,8 @@ from ckpttool.core import (
 from ckpttool.formats import Probe, open_checkpoint, rllib
 from ckpttool.listing.audit import audit_notes
 from tests.golden_texts import Golden
-from tests.pickles import ACTING, damaged, importable, instance, stand_in
-from tests.test_format_stable_baselines2 import WithoutChecksums
+from tests.pickles import ACTING, importable, instance, stand_in
+from tests.test_format_pytorch_containers import WithoutChecksums
 
 FILTER = stand_in("ray.rllib.utils.filter.MeanStdFilter")
 STAT = stand_in("ray.rllib.utils.filter.RunningStat")
@@ -118,7 +117,7 @@ class TestSingleFile(WithoutChecksums):
 
 
 class TestFolder(WithoutChecksums):
-    module = rllib
+    module, damages = rllib, 100
 
     def make(self, folder: Path) -> str:
         return algorithm(folder)
@@ -127,18 +126,6 @@ class TestFolder(WithoutChecksums):
         before = {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in Path(path).rglob("*.*")}
         open_checkpoint(path)
         assert {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in before} == before
-
-    def test_no_flipped_bit_gets_through(self, path: str) -> None:
-        for file in [Path(file.path) for file in open_checkpoint(path).files]:
-            whole = file.read_bytes()
-            for data in damaged(whole, 100):
-                file.write_bytes(data)
-                try:
-                    for _, leaf in open_checkpoint(path).tree.tensors():
-                        assert len(leaf.read()) == leaf.nbytes
-                except CkpttoolError as error:
-                    assert str(error).isprintable()  # noqa: PT017  # both outcomes are right
-            file.write_bytes(whole)
 
 
 def tensors(tree: Tree) -> dict[str, Any]:

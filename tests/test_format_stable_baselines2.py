@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import collections
-import contextlib
 import io
 import json
 import os
@@ -36,7 +35,8 @@ from ckpttool.formats.torch_legacy import PYTHON_PICKLE
 from ckpttool.listing.audit import audit_notes
 from ckpttool.testing.formats import FormatContract
 from tests.conftest import ROOT
-from tests.pickles import ACTING, damaged, importable, instance, stand_in
+from tests.pickles import ACTING, importable, instance, stand_in
+from tests.test_format_pytorch_containers import WithoutChecksums
 
 ZOO = ROOT / ".." / "shared" / "corpus" / "tf" / "sb2" / "zoo"
 BOX = stand_in("gym.spaces.box.Box")
@@ -123,18 +123,6 @@ class TestZip(FormatContract):
 
     def make(self, folder: Path) -> str:
         return put(folder, zipped())
-
-
-class WithoutChecksums(FormatContract):
-    """A pickle has no checksum: a flipped bit may be another value, never another kind of failure."""
-
-    def test_no_flipped_bit_gets_through(self, path: str) -> None:
-        whole = Path(path).read_bytes()
-        for data in damaged(whole, 300):
-            Path(path).write_bytes(data)
-            with contextlib.suppress(CkpttoolError):
-                for _, leaf in open_checkpoint(path).tree.tensors():
-                    assert len(leaf.read()) == leaf.nbytes
 
 
 class TestPickle(WithoutChecksums):

@@ -492,16 +492,18 @@ def follow(folder: Path, situation: Situation) -> Ran:
 REPEATED = frozenset(("--kind", "--flatten", "--match", "--optimizer"))
 
 
-@pytest.mark.parametrize("situation", [pytest.param(item, id=item.name) for item in SITUATIONS])
+# Each of these takes seconds.
+_SLOW = pytest.mark.skipif(not NIGHTLY, reason="a minute: CKPTTOOL_HINTS=1 runs it")
+
+
+@pytest.mark.parametrize(
+    "situation",
+    [
+        *(pytest.param(item, id=item.name) for item in SITUATIONS),
+        *(pytest.param(item, id=item.name, marks=_SLOW) for item in FILLED),
+    ],
+)
 def test_a_hint_works_when_it_is_followed(situation: Situation, tmp_path: Path) -> None:
-    ran = follow(tmp_path, situation)
-    assert ran.status == 0, printed(ran)
-    situation.check(tmp_path)
-
-
-@pytest.mark.skipif(not NIGHTLY, reason="a minute: CKPTTOOL_HINTS=1 runs it")
-@pytest.mark.parametrize("situation", [pytest.param(situation, id=situation.name) for situation in FILLED])
-def test_a_hint_fills_a_model_when_it_is_followed(situation: Situation, tmp_path: Path) -> None:
     ran = follow(tmp_path, situation)
     assert ran.status == 0, printed(ran)
     situation.check(tmp_path)

@@ -19,6 +19,7 @@ from ckpttool.libraries import AgentMetadata, matches_action_map
 from tests.conftest import TORCH_SAMPLE
 from tests.golden_texts import Golden
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
+from tests.torch_agents import run
 from tests.trees import tensorflow_tree
 
 torch = pytest.importorskip("torch")
@@ -65,11 +66,6 @@ def saved(path: Path, critics: int = 2, *, gaussian: bool = False) -> tuple[Any,
     modules = (Actor(gaussian=gaussian), *(QNetwork() for _ in range(critics)))
     torch.save(tuple(module.state_dict() for module in modules), path)
     return modules
-
-
-def run(module: Any, *inputs: np.ndarray) -> Any:
-    with torch.no_grad():
-        return module(*map(torch.as_tensor, inputs))
 
 
 @pytest.mark.parametrize(

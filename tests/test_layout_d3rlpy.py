@@ -18,13 +18,13 @@ from ckpttool.core import EnvironmentMismatchError, Tree, UnsupportedError, Usag
 from ckpttool.evaluation.agent_networks import require_facts
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
-from ckpttool.libraries import RecognizedAgent, d3rlpy, plan_torch, recognize_tree, schema
+from ckpttool.libraries import d3rlpy, plan_torch, recognize_tree, schema
 from ckpttool.mapping import apply_plan
 from ckpttool.mapping.rules import canonical_tree
 from ckpttool.testing.layouts import same
 from tests.golden_texts import Golden
 from tests.test_format_d3rlpy import archive, written
-from tests.test_layouts import LayoutContract, networks
+from tests.test_layouts import LayoutContract
 from tests.torch_agents import actions, adam, close, observations, saved, seen, values
 
 OBS, ACT = 5, 3
@@ -116,10 +116,6 @@ class TestOld(LayoutContract):
     @pytest.fixture
     def tree(self, tmp_path: Path) -> Tree:
         return open_checkpoint(saved(tmp_path, "model_100.pt", td3(old=True)[0])).tree
-
-
-def actor_of(binding: RecognizedAgent) -> list[str]:
-    return networks(binding)["actor"]
 
 
 @pytest.mark.parametrize("old", [False, True])

@@ -28,6 +28,7 @@ from ckpttool.mapping.rules import canonical_tree
 from tests.conftest import TORCH_SAMPLE, in_process
 from tests.golden_texts import Golden
 from tests.restored import actions, chosen, observations, q_values, recognised, same, without_a_way
+from tests.torch_agents import run
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -104,11 +105,6 @@ def agent() -> TD3:
     module = TD3()
     module.train()
     return module
-
-
-def run(module: Any, *inputs: np.ndarray) -> Any:
-    with torch.no_grad():
-        return module(*map(torch.as_tensor, inputs))
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["zip", "stream"])

@@ -27,6 +27,7 @@ from tests import saved_models
 from tests.golden_texts import Golden
 from tests.restored import actions, chosen, observations, q_values, recognised, same, without_a_way
 from tests.tensorflow_child import run_each
+from tests.torch_agents import run
 from tests.trees import dense, tensorflow_tree
 
 torch = pytest.importorskip("torch")
@@ -133,11 +134,6 @@ def saved(run_folder: Path, agent: Any, *, old: bool = False) -> Path:
         torch.save(agent, path, _use_new_zipfile_serialization=not old)
     (run_folder / "config.json").write_text('{"exp_name": "test"}')
     return path
-
-
-def run(module: Any, *inputs: np.ndarray) -> Any:
-    with torch.no_grad():
-        return module(*map(torch.as_tensor, inputs))
 
 
 @pytest.mark.usefixtures("core")

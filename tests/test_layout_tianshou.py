@@ -17,6 +17,7 @@ from ckpttool.formats import open_checkpoint
 from tests.conftest import in_process
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
 from tests.test_layouts import LayoutContract
+from tests.torch_agents import whole
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -55,20 +56,6 @@ class Last(nn.Module):  # type: ignore[misc, name-defined]
     def forward(self, x: Any) -> Any:
         head = self.last if hasattr(self, "last") else self.mu
         return head.model(self.preprocess.model.model(x))
-
-
-def whole(networks: dict[str, Any]) -> Any:
-    """A policy (or algorithm) with the networks as attributes; dots lead into modules."""
-    top = nn.Module()
-    for name, network in networks.items():
-        *above, last = name.split(".")
-        owner = top
-        for part in above:
-            if not hasattr(owner, part):
-                setattr(owner, part, nn.Module())
-            owner = getattr(owner, part)
-        setattr(owner, last, network)
-    return top
 
 
 NAMES = {

@@ -727,30 +727,26 @@ def test_slots_of_sonnet_optimizers() -> None:
     assert roles["opt/v/1"][0] == "parameter"
 
 
-def test_slots_of_an_optimizer_without_a_name() -> None:
+@pytest.mark.parametrize(
+    ("edge", "listed", "name", "kind"),
+    [
+        ("_momentums", [("0", 3), ("1", 7)], "m/dense/kernel", "m"),
+        # Adafactor's scalars for variables of one dimension, in Keras 2, which are in the list of their kind
+        # only (tf_keras/src/optimizers/adafactor.py).
+        ("_r", [("0", 3)], "Adafactor/r/dense/kernel", "r"),
+    ],
+)
+def test_slots_of_an_optimizer_without_a_name(
+    edge: str, listed: list[tuple[str, int]], name: str, kind: str
+) -> None:
     roles = roles_of(
         node([("w", 1), ("opt", 2)]),
         variable("a", "dense/kernel"),
-        node([("_iterations", 3), ("_learning_rate", 4), ("_momentums", 5), ("_variables", 6)]),
+        node([("_iterations", 3), ("_learning_rate", 4), (edge, 5), ("_variables", 6)]),
         *(variable("b", "iteration"), variable("c", "learning_rate")),
         node([("0", 7)]),
-        node([("0", 3), ("1", 7)]),
-        variable("d", "m/dense/kernel"),
+        node(listed),
+        variable("d", name),
         keys=tuple("abcd"),
     )
-    assert roles["opt/_momentums/0"] == ("slot", "m", "w")
-
-
-def test_slots_that_only_a_list_of_their_kind_holds() -> None:
-    # Adafactor's scalars for variables of one dimension, in Keras 2 (tf_keras/src/optimizers/adafactor.py).
-    roles = roles_of(
-        node([("w", 1), ("opt", 2)]),
-        variable("a", "dense/bias"),
-        node([("_iterations", 3), ("_learning_rate", 4), ("_r", 5), ("_variables", 6)]),
-        *(variable("b", "iteration"), variable("c", "learning_rate")),
-        node([("0", 7)]),
-        node([("0", 3)]),
-        variable("d", "Adafactor/r/dense/bias"),
-        keys=tuple("abcd"),
-    )
-    assert roles["opt/_r/0"] == ("slot", "r", "w")
+    assert roles[f"opt/{edge}/0"] == ("slot", kind, "w")

@@ -12,7 +12,6 @@ import io
 import json
 import pickle
 import types
-import zipfile
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from ckpttool.core.code_references import CLASSES, CODE, PLAIN, UNKNOWN, UNSAFE
 from ckpttool.encodings import dumps, parse_pickle, pickle_audit, pickle_reader
 from ckpttool.formats import open_checkpoint, pickles, torch_tensors
 from tests.conftest import TORCH_SAMPLE, in_process
+from tests.hostile.crafted_payloads import zip_bytes
 from tests.hostile.crafted_pickle import beside
 from tests.pickles import short
 from tests.sarif_schema import SCHEMA
@@ -262,19 +262,11 @@ CALL = call("sympy.sympify", TEXT)
 NETWORK = new("my.net.Policy") + b"}b"
 
 
-def _zip(members: dict[str, bytes]) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as built:
-        for member, data in members.items():
-            built.writestr(member, data)
-    return stream.getvalue()
-
-
 def _sb3(payload: bytes) -> bytes:
     setting = {":type:": "", ":serialized:": base64.b64encode(b"\x80\x04" + payload + b".").decode()}
     state = archive(dumps({"w": tensor()}, 2), {"0": floats(1, 2, 3, 4)})
     members = {"data": json.dumps({"lr_schedule": setting}).encode(), "policy.pth": state}
-    return _zip({**members, "_stable_baselines3_version": b"2.3.0"})
+    return zip_bytes({**members, "_stable_baselines3_version": b"2.3.0"})
 
 
 def _objects(payload: bytes) -> bytes:
@@ -292,7 +284,7 @@ CONTAINERS: dict[str, Callable[[bytes], bytes]] = {
     "agent.pt": _tensors,
     "agent.zip": _sb3,
     "agent.npy": _objects,
-    "agent.npz": lambda payload: _zip({"x.npy": _objects(payload)}),
+    "agent.npz": lambda payload: zip_bytes({"x.npy": _objects(payload)}),
     "agent.pkl.gz": lambda payload: gzip.compress(beside(payload)),
     "agent.pkl.bz2": lambda payload: bz2.compress(beside(payload)),
     "agent.joblib": beside,

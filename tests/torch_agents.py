@@ -25,6 +25,26 @@ def mlp(*sizes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+def run(module: Any, *inputs: np.ndarray) -> Any:
+    """Return what a module computes of arrays."""
+    with torch.no_grad():
+        return module(*map(torch.as_tensor, inputs))
+
+
+def whole(networks: dict[str, Any]) -> Any:
+    """Return a module with these modules; dots lead into modules."""
+    top = nn.Module()
+    for name, network in networks.items():
+        *above, last = name.split(".")
+        owner = top
+        for part in above:
+            if not hasattr(owner, part):
+                setattr(owner, part, nn.Module())
+            owner = getattr(owner, part)
+        setattr(owner, last, network)
+    return top
+
+
 def adam(parameters: Iterable[torch.Tensor], step: int = 7) -> dict[str, Any]:
     """Return the state_dict of an Adam over the parameters, as torch.optim.Adam writes it."""
     mine = list(parameters)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import gc
-import importlib.util
 import os
 import sys
 import threading
@@ -13,7 +12,8 @@ from collections.abc import Callable
 from ckpttool.browser.listing import BrowserListing, list_for_browser
 from ckpttool.conversion.alignment import AUTO
 from ckpttool.core.urls import format_command
-from ckpttool.core.errors import MissingExtraError, UsageError
+from ckpttool.core.errors import UsageError
+from ckpttool.core.installation import require_package
 
 
 class BackgroundListing:
@@ -73,12 +73,7 @@ def browse(
         layout: the layout by which the agent of the first checkpoint is read.
     """
     require_terminal(path)
-    if importlib.util.find_spec("textual") is None:
-        from ckpttool.core.installation import install_extra
-
-        raise MissingExtraError(
-            "the browser requires textual, which is not installed", hint=install_extra("browse")
-        )
+    require_package("textual", "the browser requires textual", "browse")
     opening = BackgroundListing(path, lambda: list_for_browser(path, other, glob=glob, by=by, layout=layout))
     from ckpttool.browser.app import Browser
 

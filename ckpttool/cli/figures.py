@@ -21,8 +21,8 @@ from ckpttool.cli.styles import terminal_width
 from ckpttool.core import deferred, search_paths
 from ckpttool.core.atomic_write import require_new, write_file
 from ckpttool.core.deferred import NamedTuple, dataclass
-from ckpttool.core.errors import CkpttoolError, MissingExtraError, UsageError
-from ckpttool.core.installation import install_extra
+from ckpttool.core.errors import CkpttoolError, UsageError
+from ckpttool.core.installation import require_package
 from ckpttool.core.text import clean, format_count, shorten
 from ckpttool.core.tree_views import render_file
 from ckpttool.evaluation.statistics import AGGREGATES, RESAMPLES
@@ -55,10 +55,7 @@ _FRAME = str.maketrans("┌┐└┘├┤┬┴┼─│", "+++++++++-|")
 
 def require_chart() -> None:
     """Raise if the library that plots in a terminal is not installed."""
-    if importlib.util.find_spec("plotext") is None:
-        raise MissingExtraError(
-            "plotting in the terminal requires plotext, which is not installed", hint=install_extra("eval")
-        )
+    require_package("plotext", "plotting in the terminal requires plotext", "eval")
 
 
 def render_chart(
@@ -778,10 +775,7 @@ def require_plot(target: str, *, force: bool = False) -> None:
             hint=f"use a file name that ends in {', '.join(_SILENT)}",
         )
     require_new(target, force=force)
-    if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtraError(
-            "plotting requires matplotlib, which is not installed", hint=install_extra("eval")
-        )
+    require_package("matplotlib", "plotting requires matplotlib", "eval")
 
 
 class PlotData(NamedTuple):

@@ -427,10 +427,10 @@ def _verification_verdict(result: Verification) -> str:
 def _training_table(training: TrainStepComparison) -> list[str]:
     """Return a row per network and moment: the difference of both sides' updates in each float type."""
     from ckpttool.verification.output_comparison import OWN_ERROR
-    from ckpttool.verification.update_comparison import BOUNDS
+    from ckpttool.verification.training import BOUNDS
 
     keys = dict.fromkeys((update.name, update.step) for update in training.moved)
-    by_type = {(update.name, update.step, update.dtype): update for update in training.moved}
+    by_type = {(update.name, update.step, str(update.dtype)): update for update in training.moved}
     columns = [("network", "left"), ("step", "right"), *((f"{d} |dA-dB|/|dA|", "right") for d in BOUNDS)]
     rows = []
     for name, step in keys:

@@ -6,8 +6,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise, repeat
 from typing import Any
@@ -17,11 +16,11 @@ import numpy as np
 from ckpttool.commands.doctor import examine_agent
 from ckpttool.commands.stats import compute_stats
 from ckpttool.core import deferred, filesystem, urls
-from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
+from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress, report_part
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.digests import DigestRecorder
-from ckpttool.core.errors import ChangedError, CkpttoolError, is_system_error
+from ckpttool.core.errors import ChangedError, CkpttoolError, is_system_error, suppress_refusals
 from ckpttool.core.filesystem import list_names
 from ckpttool.core.source import File, Shape
 from ckpttool.core.text import describe_error, describe_record, natural_sort_key, replace_nonfinite
@@ -255,13 +254,13 @@ class _ReadTask(NamedTuple):
         """Yield the checkpoints; `progress` counts what is read of all."""
         before: _Previous | None = None
         if self.values and self.before is not None:
-            with _suppress_unreadable():
+            with suppress_refusals():
                 before = self.before.path, self.before.open(), {}
         for number, entry in enumerate(self.entries):
             with one_checkpoint():
                 member, opened = _open_member(entry, self.how.layout)
                 if opened is not None and self.values:
-                    moving = _share(progress, number, len(self.entries))
+                    moving = report_part(progress, number, len(self.entries))
                     column, values = _read_column(*opened, before, self.how.glob, moving)
                     member = replace(member, column=column)
                     before = None if column.error is not None else (entry.path, opened[0], values)
@@ -278,17 +277,6 @@ class _ReadTask(NamedTuple):
         """Return the only checkpoint, which ended its process."""
         (entry,) = self.entries
         return [_unreadable_member(entry, error.located(file=entry.path))]
-
-
-@contextmanager
-def _suppress_unreadable(then: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Leave the block if a checkpoint is unreadable and call `then`; raise errors of the system."""
-    try:
-        yield
-    except CkpttoolError as error:
-        if is_system_error(error):
-            raise
-        then()
 
 
 def _open_member(
@@ -428,7 +416,7 @@ class _DriftRecorder:
             sums.apart = None
         elif sums.apart is not None and self.before is not None:
             values = self.before[2].get(at)
-            with _suppress_unreadable(self._forget):
+            with suppress_refusals(self._forget):
                 sums.apart = math.hypot(sums.apart, _norm(array, old.values() if values is None else values))
 
     def _forget(self) -> None:
@@ -759,12 +747,3 @@ def _checkpoint_row(member: RunMember, step: int | None) -> RunCheckpoint:
         0 if column is None else len(column.findings),
         None if error is None else describe_error(error),
     )
-
-
-def _share(progress: Progress, number: int, members: int) -> Progress:
-    """Return a callback for one checkpoint that reports its part of all."""
-
-    def moving(done: int, total: int, steps: int | None = None) -> None:  # noqa: ARG001
-        progress(number * total + done, members * total)
-
-    return moving

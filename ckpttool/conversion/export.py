@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,10 +22,10 @@ from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import (
     EnvironmentMismatchError,
     FormatError,
-    MissingExtraError,
     UnsupportedError,
     UsageError,
 )
+from ckpttool.core.installation import require_package
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.source import File
 from ckpttool.core.text import format_count
@@ -295,7 +294,7 @@ def export(
     if (name := name_target(target, ONNX)) != target:
         raise UsageError("an export is an ONNX file", file=target, hint=f"name the target {name}")
     if not options.dry_run:
-        _require_library()
+        require_package("onnx", "exporting to ONNX requires onnx", "onnx")
     agent = restore_agent(source, options.layout, options.facts, options.network)
     title = agent.title(options.network)
     if schema.HALVES in agent.binding.facts.lacks:
@@ -344,15 +343,6 @@ def _receipt(agent: Agent, title: str, network: Network, facts: Sidecar, report:
         # A critic may have more inputs than the policy, and images have no number of inputs.
         obs_dim=shape[0] if len(shape := network.input_shapes["obs"]) == 1 else None,
     )
-
-
-def _require_library() -> None:
-    if importlib.util.find_spec("onnx") is None:
-        from ckpttool.core.installation import install_extra
-
-        raise MissingExtraError(
-            "exporting to ONNX requires onnx, which is not installed", hint=install_extra("onnx")
-        )
 
 
 def _encode_model(network: Network, part: AgentNetwork, agent: Tree, record: Sidecar) -> bytes:

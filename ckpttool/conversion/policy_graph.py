@@ -6,7 +6,6 @@ their own numbers instead of weights, it shows which tensor each constant is, or
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 import tempfile
@@ -17,7 +16,8 @@ import numpy as np
 
 from ckpttool.conversion.graph_code import PolicyCalls
 from ckpttool.conversion.model_code import NumberedTree, derive_code_settings, number_tensors
-from ckpttool.core.errors import MissingExtraError, UnsupportedError
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.installation import require_package
 from ckpttool.core.tree import Leaf, Path, attr
 from ckpttool.evaluation.restore import Agent
 from ckpttool.formats import open_checkpoint
@@ -65,10 +65,7 @@ def read_policy_graph(agent: Agent) -> tuple[Graph, PolicyCalls]:
 
 def _exported(network: Network) -> Graph:
     """Return a network as a graph whose constants contain their values."""
-    if importlib.util.find_spec("onnx") is None:
-        from ckpttool.core.installation import install_extra
-
-        raise MissingExtraError("the code of such a policy requires onnx", hint=install_extra("onnx"))
+    require_package("onnx", "the code of such a policy requires onnx", "onnx")
     from ckpttool.networks import onnx_export
 
     names = [str(number) for number in range(len(network.nodes))]

@@ -8,7 +8,6 @@ receipt cannot hide a change.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -28,7 +27,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.core.dtypes import np
-from ckpttool.core.errors import CkpttoolError, is_system_error
+from ckpttool.core.errors import suppress_refusals
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, display
 from ckpttool.evaluation.agent_facts import GIVEN
@@ -110,28 +109,18 @@ def reconvert(source: DiffSide, target: DiffSide) -> Reconversion | None:
         other = kind.agent and kind.layout != target.layout
         if other and any(shared >= len(stored) - 1 for shared, _, _ in candidates):
             break
-        with _suppress_refusal():
+        with suppress_refusals():
             candidate = _plan_reconversion(source, target, kind, receipt)
             candidates.append((_count_shared(candidate, stored), -number, candidate))
     best = max(candidates, key=lambda candidate: candidate[:2], default=None)
     if best is not None and _names_match(best[0], best[2], stored):
         return best[2]
     if receipt is not None:
-        with _suppress_refusal():
+        with suppress_refusals():
             candidate = _by_rules(source.checkpoint.tree, target.checkpoint.tree, receipt)
             if _names_match(_count_shared(candidate, stored), candidate, stored):
                 return candidate
     return None
-
-
-@contextlib.contextmanager
-def _suppress_refusal() -> Iterator[None]:
-    """Leave the block if a conversion is refused; re-raise errors of the operating system."""
-    try:
-        yield
-    except CkpttoolError as error:
-        if is_system_error(error):
-            raise
 
 
 def _names_match(shared: int, reconversion: Reconversion, stored: set[str]) -> bool:

@@ -242,6 +242,15 @@ def ignore_progress(done: int, total: int, steps: int | None = None) -> None:
     """Ignore progress."""
 
 
+def report_part(progress: Progress, number: int, parts: int) -> Progress:
+    """Return a callback for part `number` of equal parts, e.g. a pass over the same bytes."""
+
+    def moving(done: int, total: int, steps: int | None = None) -> None:  # noqa: ARG001
+        progress(number * total + done, parts * total)
+
+    return moving
+
+
 class Output(NamedTuple):
     """One file to write, named `target` + `suffix` and filled by `write`.
 

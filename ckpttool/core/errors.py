@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from ckpttool.core import urls
@@ -247,6 +247,17 @@ def from_system_error(error: BaseException) -> CkpttoolError | None:
 def is_system_error(error: CkpttoolError) -> bool:
     """Return whether the operating system refused a call, so the file's content is not the cause."""
     return isinstance(error.__cause__, OSError)
+
+
+@contextlib.contextmanager
+def suppress_refusals(then: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Leave the block where content is refused, and call `then`; raise errors of the operating system."""
+    try:
+        yield
+    except CkpttoolError as error:
+        if is_system_error(error):
+            raise
+        then()
 
 
 def _probe_resources() -> int | None:

@@ -18,6 +18,14 @@ from typing import Any
 PACKAGE = "ckpttool"
 
 
+def require_package(module: str, sentence: str, extra: str) -> None:
+    """Raise MissingExtraError unless a module is installed; the sentence names what requires the library."""
+    if importlib.util.find_spec(module) is None:
+        from ckpttool.core.errors import MissingExtraError
+
+        raise MissingExtraError(f"{sentence}, which is not installed", hint=install_extra(extra))
+
+
 def install_extra(extra: str) -> str:
     """Return the command that adds this extra of ckpttool to the installation that runs."""
     return install_command(f"{PACKAGE}[{extra}]")

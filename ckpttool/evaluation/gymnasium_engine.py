@@ -20,7 +20,7 @@ import numpy as np
 from ckpttool.core import search_paths
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import EnvironmentMismatchError, MissingExtraError, UnsupportedError, UsageError
-from ckpttool.core.installation import install_command, install_extra
+from ckpttool.core.installation import install_command, require_package
 from ckpttool.libraries.schema import Choices
 from ckpttool.networks.network import Observation
 
@@ -1077,8 +1077,7 @@ def wrap_game(env: Any, wrappers: Sequence[tuple[type[GameWrapper], dict[str, An
 
 
 def _import_opencv() -> Any:
-    if importlib.util.find_spec("cv2") is None:
-        raise MissingExtraError("the preprocessing of Atari games needs OpenCV", hint=install_extra("atari"))
+    require_package("cv2", "the preprocessing of Atari games needs OpenCV", "atari")
     return importlib.import_module("cv2")
 
 

@@ -26,8 +26,8 @@ from typing import Any, TypeVar
 from ckpttool.core import filesystem, limits, search_paths
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import dataclass
-from ckpttool.core.errors import CkpttoolError, MissingExtraError, UsageError, WorkerError
-from ckpttool.core.installation import install_extra
+from ckpttool.core.errors import CkpttoolError, UsageError, WorkerError
+from ckpttool.core.installation import require_package
 from ckpttool.evaluation.gymnasium_engine import VectorEnv
 from ckpttool.evaluation.playing import play_stacked
 from ckpttool.evaluation.protocol import Evaluation, EvaluationEnvironment, PlayableAgent, Protocol
@@ -269,7 +269,7 @@ def map_tasks(
     """
     run = partial(TaskContext.current(paths, shared=ray is not None).run, work)
     if ray is not None:
-        _require_ray()
+        require_package(*_RAY)
     with _start_workers(jobs, ray) as (submit, at_once):
         # A cluster starts machines for what waits.
         ready = AHEAD * at_once + 1 if ray is None else sys.maxsize
@@ -498,13 +498,11 @@ def ray_spread(address: str = LOCAL, workers: int | None = None) -> Spread:
     cores) is started here and ended afterwards. A lost worker's batch is played again by another;
     each batch is counted once, when its result arrives.
     """
-    _require_ray()
+    require_package(*_RAY)
     return _spread_batches(workers, address)
 
 
-def _require_ray() -> None:
-    if importlib.util.find_spec("ray") is None:
-        raise MissingExtraError("a cluster needs ray, which is not installed", hint=install_extra("ray"))
+_RAY = ("ray", "a cluster needs ray", "ray")
 
 
 @contextlib.contextmanager

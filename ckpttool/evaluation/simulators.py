@@ -17,11 +17,10 @@ import numpy as np
 from ckpttool.core.errors import (
     CkpttoolError,
     EnvironmentMismatchError,
-    MissingExtraError,
     UnsupportedError,
     UsageError,
 )
-from ckpttool.core.installation import install_extra
+from ckpttool.core.installation import require_package
 from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, EnvSpec, VectorEnv
 from ckpttool.networks.model_child import last_error_line
 
@@ -164,10 +163,7 @@ def load_simulator(
     and `step` (see Simulator). Optional are `max_episode_steps`, `versions`, `notes`, `capturable` and
     `close`.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise MissingExtraError(
-            f"the {DEVICE_ENGINE} engine needs torch, which is not installed", hint=install_extra("torch")
-        )
+    require_package("torch", f"the {DEVICE_ENGINE} engine needs torch", "torch")
     from ckpttool.networks.torch_backend import device_of
 
     target_device = device_of(device)

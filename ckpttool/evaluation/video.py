@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import re
 import signal
@@ -16,7 +15,7 @@ import numpy as np
 from ckpttool.core import search_paths
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import CkpttoolError, MissingExtraError
-from ckpttool.core.installation import install_extra
+from ckpttool.core.installation import require_package
 from ckpttool.core.text import format_count
 from ckpttool.evaluation.gymnasium_engine import VectorEnv
 
@@ -158,10 +157,7 @@ def _fit_font(
 
 def require_pillow() -> None:
     """Raise MissingExtraError unless Pillow is installed."""
-    if importlib.util.find_spec("PIL") is None:
-        raise MissingExtraError(
-            "a film strip needs Pillow, which is not installed", hint=install_extra("gif")
-        )
+    require_package("PIL", "a film strip needs Pillow", "gif")
 
 
 class Caption:
@@ -230,11 +226,8 @@ SMALL_GIF = VideoEncoding(
 
 def require_encoder() -> None:
     """Raise MissingExtraError unless Pillow, imageio-ffmpeg and an ffmpeg are installed."""
-    for module, name in (("PIL", "Pillow"), ("imageio_ffmpeg", "imageio-ffmpeg")):
-        if importlib.util.find_spec(module) is None:
-            raise MissingExtraError(
-                f"a video needs {name}, which is not installed", hint=install_extra("gif")
-            )
+    require_package("PIL", "a video needs Pillow", "gif")
+    require_package("imageio_ffmpeg", "a video needs imageio-ffmpeg", "gif")
     import imageio_ffmpeg
 
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -52,10 +52,14 @@ def read(location: str) -> Checkpoint:
     Raise FormatError if pickles and storages do not match. Source: torch/serialization.py (_legacy_save,
     _legacy_load).
     """
+    return _read_file(location, NAME, lambda file: list_legacy(file, 0, file.size))
+
+
+def _read_file(location: str, name: str, list_file: Callable[[File], FileListing]) -> Checkpoint:
     file = File.stamp(location)
     with locate_errors(file=location):
-        listing = list_legacy(file, 0, file.size)
-    return listing.checkpoint(location, NAME, file)
+        listing = list_file(file)
+    return listing.checkpoint(location, name, file)
 
 
 PROTOCOL = 1001
@@ -245,10 +249,7 @@ def read_tar(location: str) -> Checkpoint:
 
     Raise FormatError if its members do not match.
     """
-    file = File.stamp(location)
-    with locate_errors(file=location):
-        listing = list_tar(file)
-    return listing.checkpoint(location, TAR_NAME, file)
+    return _read_file(location, TAR_NAME, list_tar)
 
 
 PYTORCH_TAR = FormatDefinition(
@@ -458,10 +459,7 @@ def read_pickle(location: str) -> Checkpoint:
     damaged. Source: Lib/pickle.py and Lib/pickletools.py in CPython for the stream;
     encodings/pickle_values.py lists the sources for NumPy's pickled arrays.
     """
-    file = File.stamp(location)
-    with locate_errors(file=location):
-        listing = _list_pickle(file)
-    return listing.checkpoint(location, PICKLE_NAME, file)
+    return _read_file(location, PICKLE_NAME, _list_pickle)
 
 
 def _list_pickle(file: File) -> FileListing:

@@ -195,10 +195,7 @@ class Tensor(StatefulTensor):
     @property
     def count(self) -> int:
         """The number of elements."""
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count
+        return math.prod(self.shape)
 
 
 class Size(tuple[Any, ...]):

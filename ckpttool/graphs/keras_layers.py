@@ -11,6 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core import deferred
@@ -252,24 +253,18 @@ LayerRule = Callable[[LayerCall], list[Flow]]
 _OneRule = Callable[[LayerCall, str], str]
 
 
-def _one(rule: _OneRule) -> LayerRule:
-    """Return the rule of a layer with one input and one output."""
+def _one(rule: _OneRule, *, cast: bool = True) -> LayerRule:
+    """Return the rule of a layer with one input and one output; without `cast`, of any type."""
 
     def apply(call: LayerCall) -> list[Flow]:
-        flow = call.flow()
+        flow = call.flow(cast=cast)
         return [Flow(rule(call, flow.name), flow.dtype)]
 
     return apply
 
 
-def _moving(rule: _OneRule) -> LayerRule:
-    """Return the rule of a layer with one input of any type, whose entries it moves."""
-
-    def apply(call: LayerCall) -> list[Flow]:
-        flow = call.flow(cast=False)
-        return [Flow(rule(call, flow.name), flow.dtype)]
-
-    return apply
+# A layer that moves the entries of its input.
+_moving = partial(_one, cast=False)
 
 
 def _clip(call: LayerCall, x: str, low: float, high: float) -> str:

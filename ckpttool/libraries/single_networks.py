@@ -1006,7 +1006,7 @@ def _insert_norms(
     kinds = {norm.kind.name for norm in norms}
     if len(kinds) > 1:
         raise UnsupportedError(
-            "layer norms and batch norms in one chain",
+            "norms of different kinds in one chain",
             file=file,
             found=abbreviate_list(["/".join(norm.name) for norm in norms], 4),
         )
@@ -1211,11 +1211,10 @@ def _bind_traced(
         kind = SPELLING[weights.framework or framework, step.kind]
         paths = (weights.weight, weights.bias)
         # Dense layers and norms of both frameworks have two tensors: a factor and an offset.
-        by_role = dict(zip(_ROLES[step.kind], paths, strict=True))
         tensors = {
             weight.name: NamedLeaf(path, tuple(tree.names[path].split("/")), cast(Leaf, tree[path]))
-            for weight in kind.weights
-            if (path := by_role.get(weight.canonical)) is not None
+            for weight, path in zip(kind.weights, paths, strict=True)
+            if path is not None
         }
         if not kind.fits({name: entry.leaf for name, entry in tensors.items()}):
             raise UnsupportedError("a layer's tensors have the wrong shapes for its kind", file=file)
@@ -1245,9 +1244,6 @@ def _bind_computation(computation: GraphComputation, checkpoint: Checkpoint) -> 
             consumed = binding.consumed | frozenset(computation.used)
             return replace(binding, facts=facts, consumed=consumed).noted(*computation.notes)
     return _bind_program(computation, checkpoint.tree, origin)
-
-
-_ROLES = {"dense": ("kernel", "bias"), "layer_norm": ("scale", "offset")}
 
 
 def _make_agent(

@@ -538,7 +538,7 @@ def assemble(
     """
     calls = [lower(node.layer) for node in network.nodes]
     if is_chain(network):
-        return _chain_calls(calls)
+        return chain_calls(calls)
     steps = [(call, node.inputs) for call, node in zip(calls, network.nodes, strict=True)]
     results = [network.output, *(slot.value for slot in network.states)]
 
@@ -638,13 +638,21 @@ class InputAdapter:
         return array.astype(self.dtype, copy=False).reshape(shape)
 
 
+def require_cpu(backend: str, device: str) -> None:
+    """Raise UsageError for a device that a backend of the CPU does not have."""
+    if device not in {"cpu", "auto"}:
+        raise UsageError(f"the {backend} backend does not support device {device!r}", hint="use --device cpu")
+
+
 def is_chain(network: Network) -> bool:
     """Return whether the layers form a chain from a single input to the output."""
     line = all(node.inputs == (number,) for number, node in enumerate(network.nodes))
     return line and len(network.inputs) == 1 and not network.states and network.output == len(network.nodes)
 
 
-def _chain_calls(calls: Sequence[Callable[..., Value]]) -> Callable[[Sequence[Value]], list[Value]]:
+def chain_calls(calls: Sequence[Callable[..., Value]]) -> Callable[[Sequence[Value]], list[Value]]:
+    """Return the calls one after another, from the only input to the only output."""
+
     def run(inputs: Sequence[Value]) -> list[Value]:
         value = inputs[0]
         for call in calls:
@@ -674,6 +682,13 @@ def _check_results(network: Network, shapes: Sequence[Shape]) -> None:
             raise UsageError(f"no value of shape {slot.shape} feeds the network's state {slot.name!r}")
 
 
+# Trained arrays of a layer, in the order of both frameworks, and their names in torch.nn.
+TRAINED: Mapping[type[Layer], Mapping[str, str]] = {
+    Dense: {"kernel": "weight", "bias": "bias"},
+    Convolution: {"kernel": "weight", "bias": "bias"},
+    LayerNorm: {"scale": "weight", "offset": "bias"},
+    ConstantRow: {"row": "row"},
+}
 LAYERS: dict[str, type[Layer]] = {kind.__name__: kind for kind in get_args(Layer)}
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.core.errors import UsageError
 from ckpttool.networks.layer_functions import Function, Put, Row, common_layers
 from ckpttool.networks.network import (
     SELU_ALPHA,
@@ -37,8 +36,10 @@ from ckpttool.networks.network import (
     Softmax,
     State,
     assemble,
+    chain_calls,
     is_chain,
     look_up,
+    require_cpu,
 )
 from ckpttool.networks.policy_training import (
     GradientEngine,
@@ -78,14 +79,7 @@ def build_chain(network: Network, lower: Callable[[Layer], Function]) -> Run | N
             calls.append(_IN_PLACE[layer.name])
         else:
             calls.append(lower(layer))
-
-    def run(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        x = arrays[0]
-        for call in calls:
-            x = call(x)
-        return [x]
-
-    return run
+    return chain_calls(calls)
 
 
 def _buffered_dense(layer: Dense) -> Function:
@@ -125,8 +119,7 @@ def versions() -> dict[str, str]:
 
 def build(network: Network, device: str = "cpu") -> NumpyPolicy:
     """Copy the network's arrays and return its policy; raise UsageError for devices except the CPU."""
-    if device not in {"cpu", "auto"}:
-        raise UsageError(f"the numpy backend does not support device {device!r}", hint="use --device cpu")
+    require_cpu(NAME, device)
     return NumpyPolicy(network)
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.core.errors import UsageError
-from ckpttool.networks.network import InputAdapter, Network, Observation, State
+from ckpttool.networks.network import InputAdapter, Network, Observation, State, require_cpu
 
 NAME = "onnxruntime"
 
@@ -27,10 +26,7 @@ def versions() -> dict[str, str]:
 
 def build(network: Network, device: str = "cpu") -> OnnxRuntimePolicy:
     """Build a model of the network and return its policy; raise UsageError for devices except the CPU."""
-    if device not in {"cpu", "auto"}:
-        raise UsageError(
-            f"the onnxruntime backend does not support device {device!r}", hint="use --device cpu"
-        )
+    require_cpu("onnxruntime", device)
     return OnnxRuntimePolicy(network)
 
 

@@ -13,15 +13,8 @@ import numpy as np
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.optimizers import FAMILIES, OptimizerFamily, epsilon_factor
 from ckpttool.networks import network as serial
-from ckpttool.networks.network import ConstantRow, Convolution, Dense, Layer, LayerNorm, Network
+from ckpttool.networks.network import TRAINED, Dense, Layer, Network
 
-# Trained arrays of a layer, in the order of both frameworks.
-TRAINED: Mapping[type, tuple[str, ...]] = {
-    Dense: ("kernel", "bias"),
-    Convolution: ("kernel", "bias"),
-    LayerNorm: ("scale", "offset"),
-    ConstantRow: ("row",),
-}
 Dtype = Literal["float32", "float64"]
 Arrays = tuple[np.ndarray, ...]
 
@@ -161,6 +154,8 @@ class TrainingBatch(NamedTuple):
 class GradientEngine:
     """A learner on a backend; arrays are exchanged in the learner's float type, kernels [in, out]."""
 
+    _rules: Mapping[str, Any]
+
     def __init__(self, learner: Learner) -> None:
         self._optimizers, self._dtype = learner.optimizers, learner.low.dtype
         self._sums: dict[str, list[np.ndarray]] = {}
@@ -177,7 +172,7 @@ class GradientEngine:
 
     def apply(self, optimizer: str, gradients: Sequence[np.ndarray]) -> None:
         """Make one update of an optimizer's arrays."""
-        raise NotImplementedError
+        self._rules[optimizer].step(gradients)
 
     def follow(self, slow: str, fast: str, tau: float) -> None:
         """Move every weight of the target network by the fraction `tau` towards the online one."""

@@ -156,10 +156,6 @@ class TensorFlowGradientEngine(GradientEngine):
         arrays = [tensor.numpy() for tensor in tensors]
         return arrays[: len(inputs)], arrays[len(inputs) :]
 
-    def apply(self, optimizer: str, gradients: Sequence[np.ndarray]) -> None:
-        """Make one update of an optimizer's arrays."""
-        self._rules[optimizer].step(gradients)
-
     def follow(self, slow: str, fast: str, tau: float) -> None:
         """Move every weight of the target network by the fraction `tau` towards the online one."""
         _move(self._nets[slow], self._nets[fast], tau)

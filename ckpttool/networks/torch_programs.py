@@ -15,7 +15,7 @@ import torch
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.networks.model_training import change_torch_optimizer
-from ckpttool.networks.network import Convolution, Dense, Layer, LayerNorm, Network, look_up
+from ckpttool.networks.network import TRAINED, Layer, Network, look_up
 from ckpttool.networks.policy_training import (
     GradientEngine,
     Learner,
@@ -375,20 +375,12 @@ class NetworkModule(torch.nn.Module):
         return [values[number] for number in self._results]
 
 
-# Names of a layer's arrays in torch.nn, if they differ from those here.
-_TORCH_NAMES: dict[type[Layer], dict[str, str]] = {
-    Dense: {"kernel": "weight"},
-    Convolution: {"kernel": "weight"},
-    LayerNorm: {"scale": "weight", "offset": "bias"},
-}
-
-
 class _LayerModule(torch.nn.Module):
     """One layer; what it computes is its row in the table of the backend."""
 
     def __init__(self, layer: Layer, empty: Layer) -> None:
         super().__init__()
-        arrays, names = layer_arrays(layer), _TORCH_NAMES.get(type(layer), {})
+        arrays, names = layer_arrays(layer), TRAINED.get(type(layer), {})
         self._names = [names.get(name, name) for name in arrays]
         left = iter(zip(self._names, arrays.values(), strict=True))
 
@@ -448,10 +440,6 @@ class TorchGradientEngine(GradientEngine):
         gradients = torch.autograd.grad(output, targets, torch.tensor(gradient), materialize_grads=True)
         arrays = [tensor.numpy() for tensor in gradients]
         return arrays[: len(tensors)], [_transpose_kernel(array) for array in arrays[len(tensors) :]]
-
-    def apply(self, optimizer: str, gradients: Sequence[np.ndarray]) -> None:
-        """Make one update of an optimizer's arrays."""
-        self._rules[optimizer].step(gradients)
 
     @torch.no_grad()
     def follow(self, slow: str, fast: str, tau: float) -> None:

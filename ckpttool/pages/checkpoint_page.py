@@ -18,7 +18,7 @@ from ckpttool.commands.stats import Stats, TensorStats, compute_stats, tensor_st
 from ckpttool.conversion.alignment import ChangedEntry, Entry, align_checkpoints
 from ckpttool.conversion.reconversion import DiffSide
 from ckpttool.core import filesystem, sidecar, text, urls
-from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.atomic_write import Progress, ignore_progress, report_part
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.core.dtypes import np
@@ -936,7 +936,7 @@ def gather_contents(
     checkpoint = listing.checkpoint
     files = (*checkpoint.files, *_input_files(checkpoint.path, inputs))
     stages = 2 if other is None else 3
-    sha256 = digest_checkpoint(checkpoint, _stage_progress(progress, 0, stages)).sha256
+    sha256 = digest_checkpoint(checkpoint, report_part(progress, 0, stages)).sha256
     conversion = _load_conversion(checkpoint.path, sha256, inputs.conversion)
     checked = inputs.verification
     verification = None if checked is None else read_verification(checked, checkpoint.path)
@@ -947,12 +947,12 @@ def gather_contents(
         files += second.checkpoint.files
         sides = DiffSide(checkpoint, listing.binding), DiffSide(second.checkpoint, second.binding)
         changes = compare_alignment(
-            align_checkpoints(*sides, glob=glob), progress=_stage_progress(progress, 1, stages)
+            align_checkpoints(*sides, glob=glob), progress=report_part(progress, 1, stages)
         )
         others = find_computation(second.checkpoint, second.binding, None) or Computation(())
         drawn += _OF_A_CHANGE * min(PICTURED, len(changes.changed)) + len(changes.only_right)
     pictures = HeatMapBuffer(cell_budget(drawn))
-    values, readings = _read_tensors(listing, glob, pictures, _stage_progress(progress, stages - 1, stages))
+    values, readings = _read_tensors(listing, glob, pictures, report_part(progress, stages - 1, stages))
     comparison = None if changes is None else compare_section(changes, listing, pictures)
     rows = list(tree_rows(listing, readings, {} if comparison is None else comparison.marks))
     if changes is not None and second is not None:
@@ -995,15 +995,6 @@ def _input_files(path: str, inputs: ReportInputs) -> tuple[File, ...]:
     documents = (*inputs.evaluations, inputs.conversion or sidecar.sidecar_path(path))
     checked = () if inputs.verification is None else (inputs.verification,)
     return tuple(File.stamp(file) for file in (*documents, *checked) if filesystem.isfile(file))
-
-
-def _stage_progress(progress: Progress, number: int, stages: int) -> Progress:
-    """Return a callback that reports one of several passes over the same bytes as a part of the total."""
-
-    def moving(done: int, total: int, steps: int | None = None) -> None:  # noqa: ARG001
-        progress(number * total + done, stages * total)
-
-    return moving
 
 
 def _load_conversion(path: str, sha256: str, file: str | None) -> ConversionSection | None:

@@ -20,7 +20,7 @@ from ckpttool.libraries.schema import JOINT, AgentNetwork
 from ckpttool.mapping.rules import ToValue, canonical_tree
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.build import NetworkSettings
-from ckpttool.networks.network import Concat, Dense, Network, Node
+from ckpttool.networks.network import TRAINED, Concat, Dense, Network, Node
 from ckpttool.networks.policy_training import (
     A2C,
     DDPG,
@@ -31,7 +31,6 @@ from ckpttool.networks.policy_training import (
     SUPPORTED,
     TD3,
     TEMPERATURE,
-    TRAINED,
     Learner,
     OptimizerSetup,
     TrainingBatch,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
 
 import numpy as np
 
@@ -17,13 +17,11 @@ from ckpttool.networks.policy_training import Dtype, Learner, TrainedWeights, Tr
 from ckpttool.networks.worker import Worker
 from ckpttool.verification import policy_training
 from ckpttool.verification.output_comparison import OWN_ERROR
-from ckpttool.verification.training import relative_distance
+from ckpttool.verification.training import BOUNDS, relative_distance
 
-STEPS = 100
-# Relative to the length of A's own update, pooled over a network.
-BOUNDS: Mapping[Dtype, float] = {"float32": 1e-4, "float64": 1e-10}
-# A's own rounding may exceed that bound: B may then be OWN_ERROR times as far off as A, but at most a hundred
-# bounds. Other mapping errors are far larger.
+# The bounds are relative to the length of A's own update, pooled over a network. A's own rounding may exceed
+# them: B may then be OWN_ERROR times as far off as A, but at most a hundred bounds. Other mapping errors are
+# far larger.
 MOST = 100.0
 
 
@@ -89,11 +87,11 @@ def compare_train_steps(
     )
     exact = _updates(first, reference)
     moved: list[UpdateComparison] = []
-    for dtype, bound in BOUNDS.items():
+    for dtype in get_args(Dtype):
         typed = [batch.cast(dtype) for batch in batches]
         sides = zip(learners, workers, strict=True)
         a, b = (_updates(learner, worker.train(learner.cast(dtype), typed)) for learner, worker in sides)
-        moved += [_compare_updates(key, dtype, bound, (a, b, exact)) for key in sorted(a.keys() | b.keys())]
+        moved += [_compare_updates(key, dtype, (a, b, exact)) for key in sorted(a.keys() | b.keys())]
     slow = {*first.slow.values()}
     trained = [array for (title, _), arrays in exact.items() if title not in slow for array in arrays]
     if all(update.within for update in moved) and not any(array.any() for array in trained):
@@ -121,7 +119,7 @@ def _updates(learner: Learner, after: TrainedWeights) -> _Updates:
 
 
 def _compare_updates(
-    key: tuple[str, int], dtype: Dtype, bound: float, updates: tuple[_Updates, _Updates, _Updates]
+    key: tuple[str, int], dtype: Dtype, updates: tuple[_Updates, _Updates, _Updates]
 ) -> UpdateComparison:
     a, b, exact = (update.get(key) for update in updates)
     if a is None or b is None or exact is None or [x.shape for x in a] != [x.shape for x in b]:
@@ -131,6 +129,7 @@ def _compare_updates(
         _relative_distance(exact, a),
         _relative_distance(exact, b),
     )
+    bound = BOUNDS[dtype]
     allowed = max(bound, min(OWN_ERROR * error_a, MOST * bound))
     tensors = tuple(_relative_distance([x], [y]) for x, y in zip(a, b, strict=True))
     return UpdateComparison(

@@ -11,20 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 from tests.everyday import keras_nets as nets
-from tests.everyday.cases import CASES
-from tests.everyday.tensorflow_files import refer, trained
+from tests.everyday.tensorflow_files import make_side, trained
 
 keras = nets.keras
 
 
 def make(names: Sequence[str], folder: str) -> None:
     """Make files and the references of what they compute, each in a folder of its name."""
-    for case in CASES:
-        if case.side == "keras_2" and case.name in names:
-            home = Path(folder, case.name)
-            home.mkdir(parents=True)
-            keras.utils.set_random_seed(7)
-            refer(case, home, *globals()[case.name](home))
+    make_side("keras_2", globals(), names, folder)
 
 
 def h5_compiled(folder: Path) -> Any:

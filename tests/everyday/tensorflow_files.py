@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,17 @@ keras = nets.keras
 
 def make(names: Sequence[str], folder: str) -> None:
     """Make files and the references of what they compute, each in a folder of its name."""
+    make_side("tensorflow", globals(), names, folder)
+
+
+def make_side(side: str, makers: Mapping[str, Any], names: Sequence[str], folder: str) -> None:
+    """Make the files of one side, whose functions have the names of the cases."""
     for case in CASES:
-        if case.side == "tensorflow" and case.name in names:
+        if case.side == side and case.name in names:
             home = Path(folder, case.name)
             home.mkdir(parents=True)
             keras.utils.set_random_seed(7)
-            refer(case, home, *globals()[case.name](home))
+            refer(case, home, *makers[case.name](home))
 
 
 def refer(case: Case, place: Path, net: Any, tool: Any) -> None:

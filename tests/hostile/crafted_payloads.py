@@ -29,7 +29,8 @@ _CLASS = b"\x80\x04cmy.net\nPolicy\n)\x81."
 _STATE = archive(dumps({"w": tensor()}, 2), {"0": floats(1, 2, 3, 4)})
 
 
-def _zip(members: dict[str, bytes]) -> bytes:
+def zip_bytes(members: dict[str, bytes]) -> bytes:
+    """Return a zip archive of these members."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as built:
         for name, data in members.items():
@@ -44,7 +45,7 @@ def _settings(payload: bytes) -> bytes:
 
 def _sb3(payload: bytes, state: bytes = _STATE) -> Callable[[Path], Path]:
     members = {"data": _settings(payload), "policy.pth": state, "_stable_baselines3_version": b"2.3.0"}
-    return written("agent.zip", _zip(members))
+    return written("agent.zip", zip_bytes(members))
 
 
 def _sb2(payload: bytes) -> Callable[[Path], Path]:
@@ -55,7 +56,7 @@ def _sb2(payload: bytes) -> Callable[[Path], Path]:
         "parameters": arrays.getvalue(),
         "parameter_list": b'["model/w:0"]',
     }
-    return written("agent.zip", _zip(members))
+    return written("agent.zip", zip_bytes(members))
 
 
 def _d3(config: str = "{}", payload: bytes | None = None) -> Callable[[Path], Path]:
@@ -91,7 +92,7 @@ def _h5() -> bytes:
 def _keras(*layers: dict[str, object]) -> Callable[[Path], Path]:
     model = {"class_name": "Sequential", "module": "keras", "config": {"name": "net", "layers": list(layers)}}
     members = {"metadata.json": b"{}", "config.json": json.dumps(model).encode(), "model.weights.h5": _h5()}
-    return written("net.keras", _zip(members))
+    return written("net.keras", zip_bytes(members))
 
 
 def _layer(module: str | None, cls: str, **config: object) -> dict[str, object]:
@@ -144,7 +145,7 @@ CASES = (
         _LINE,
         written(
             "agent.zip",
-            _zip(
+            zip_bytes(
                 {
                     "data": b'{"x": {":serialized:": "??"}}',
                     "policy.pth": _STATE,

@@ -7,7 +7,6 @@ that the parser and not the checksum is tried.
 from __future__ import annotations
 
 import base64
-import io
 import json
 import random
 import struct
@@ -36,6 +35,7 @@ from ckpttool.formats import (
 from ckpttool.mapping import user_rules
 from tests import bundle_writer, v1_writer
 from tests.hostile import crafted_onnx, starts
+from tests.hostile.crafted_payloads import zip_bytes
 from tests.hostile.mutations import changed
 from tests.hostile.room import Room, answering
 from tests.hostile.seeds import BY_NAME
@@ -174,14 +174,6 @@ def _sharded(room: Room, data: bytes) -> None:
     _read(safetensors.read_sharded(room.put("model.safetensors.index.json", data)))
 
 
-def _archive(members: dict[str, bytes]) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    return stream.getvalue()
-
-
 @cache
 def _stored_torch() -> dict[str, bytes]:
     with zipfile.ZipFile(BY_NAME["torch zip"].home / "model.pt") as archive:
@@ -189,7 +181,7 @@ def _stored_torch() -> dict[str, bytes]:
 
 
 def _torch(room: Room, data: bytes) -> None:
-    path = room.put("a.pt", _archive({**_stored_torch(), "model/data.pkl": data}))
+    path = room.put("a.pt", zip_bytes({**_stored_torch(), "model/data.pkl": data}))
     _read(open_checkpoint(path))
     summary(path)
 
@@ -199,7 +191,7 @@ def _script(room: Room, data: bytes) -> None:
     constants, _, code = data.partition(b"\0CODE\0")
     more = {"data.pkl": constants, "constants.pkl": b"\x80\x02).", "code/__torch__/m.py": code}
     members = _stored_torch() | {f"model/{name}": content for name, content in more.items()}
-    _read(open_checkpoint(room.put("a.pt", _archive(members))))
+    _read(open_checkpoint(room.put("a.pt", zip_bytes(members))))
 
 
 def _whole(name: str) -> Callable[[Room, bytes], None]:
@@ -243,9 +235,9 @@ def _keras(room: Room, data: bytes) -> None:
         "config.json": data,
         "model.weights.h5": weights,
     }
-    path = room.put("a.keras", _archive(members))
+    path = room.put("a.keras", zip_bytes(members))
     with answering(starts.listing("HDF5 plain")):
-        _read(keras_h5.read_archive(path))
+        _read(keras_h5.readzip_bytes(path))
 
 
 def _keras_map(room: Room, data: bytes) -> None:
@@ -271,7 +263,7 @@ def _rules(room: Room, data: bytes) -> None:
 def _sb3(room: Room, data: bytes) -> None:
     with zipfile.ZipFile(BY_NAME["SB3 zip"].home / "agent.zip") as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
-    path = room.put("agent.zip", _archive({**members, "data": data}))
+    path = room.put("agent.zip", zip_bytes({**members, "data": data}))
     _read(sb3.read(path))
     summary(path)
 

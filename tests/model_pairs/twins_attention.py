@@ -481,18 +481,6 @@ class TEL(nn.Module):
 pair("torch_encoder_named", ("v", 5, 8))(lambda: (kmha_block(True), TEL))
 
 
-class SepMHA(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.out_proj = nn.Linear(W, W)
-        self.v_proj = nn.Linear(W, W)
-        self.q_proj = nn.Linear(W, W)
-        self.k_proj = nn.Linear(W, W)
-
-    def forward(self, x, y):
-        return self.out_proj(tattn(self.q_proj(x), self.k_proj(y), self.v_proj(y)))
-
-
 @pair("cross_attention_decoder", ("v", 5, 8), ("v", 4, 8))
 def cross_attention_decoder():
     class T(nn.Module):
@@ -602,16 +590,17 @@ def vit_timm():
     return K, T
 
 
+class RMS(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(W))
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
 @pair("t5_block", ("v", 5, 8))
 def t5_block():
-    class RMS(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(W))
-
-        def forward(self, x):
-            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
-
     class SA(nn.Module):
         def __init__(self):
             super().__init__()
@@ -709,14 +698,6 @@ def t5_block():
 
 @pair("llama_block", ("v", 5, 8))
 def llama_block():
-    class RMS(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(W))
-
-        def forward(self, x):
-            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
-
     l = lambda: nn.Linear(W, W, bias=False)
 
     class SA(nn.Module):
