@@ -350,7 +350,7 @@ def test_different_outputs_leave_no_index(store: str, monkeypatch: pytest.Monkey
     def differ(*_: object) -> None:
         raise FormatError("the outputs differ")
 
-    monkeypatch.setattr(format_conversion._TargetWriter, "_receipt", differ)
+    monkeypatch.setattr(format_conversion.TargetWriter, "_receipt", differ)
     with pytest.raises(FormatError):
         convert(str(TORCH_SAMPLE), f"{store}/model.safetensors", shard_size="50KB")
     assert not any(name.endswith(("index.json", "ckpttool.json")) for name in listed(store))
