@@ -232,7 +232,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin("onnx", "ckpttool.formats.onnx", signature=FormatSignature(magic=_MODEL)),
         Plugin(
             "sharded",
-            "ckpttool.formats.sharded:SHARDED_SAFETENSORS",
+            "ckpttool.formats.sharded",
             signature=FormatSignature(suffixes=(".index.json",), folder=_WEIGHTS),
         ),
         Plugin(
