@@ -217,13 +217,13 @@ def test_several_indexes_are_named(tmp_path: Path) -> None:
     index = put(tmp_path)
     (tmp_path / "other.safetensors.index.json").write_bytes(index.read_bytes())
     with pytest.raises(UsageError, match=r"other\.safetensors\.index\.json"):
-        sharded.sharded_claims(Probe(str(tmp_path)))
+        sharded.claims(Probe(str(tmp_path)))
 
 
 def test_folders_of_others_are_not_claimed(tmp_path: Path) -> None:
-    assert sharded.sharded_claims(Probe(str(tmp_path))) is None
+    assert sharded.claims(Probe(str(tmp_path))) is None
     (tmp_path / "model.safetensors").mkdir()
-    assert sharded.sharded_claims(Probe(str(tmp_path))) is None
+    assert sharded.claims(Probe(str(tmp_path))) is None
     (tmp_path / "x.index.json").write_text("[]")
-    assert sharded.sharded_claims(Probe(str(tmp_path))) is None
-    assert sharded.sharded_claims(Probe(str(tmp_path / "x.index.json"))) is None
+    assert sharded.claims(Probe(str(tmp_path))) is None
+    assert sharded.claims(Probe(str(tmp_path / "x.index.json"))) is None

@@ -251,7 +251,7 @@ def test_findings_that_change_are_in_the_table(tmp_path: Path) -> None:
 
 def test_findings_that_differ_in_the_notation_of_numbers_are_one() -> None:
     texts = ("a/0: mean -3.69e-05 of 1,000", "a/11: mean 0.0274 of 2", "a/1: mean -19.7 of 3e+07")
-    histories = run_histories._trace_findings([[Finding("numbers", text)] for text in texts])
+    histories = run_histories.trace_findings([[Finding("numbers", text)] for text in texts])
     assert [history.sentences for history in histories] == [texts]
 
 

@@ -6,9 +6,9 @@ import os
 import re
 from collections.abc import Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from ckpttool.core import deferred, filesystem
-from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, UsageError
 from ckpttool.core.filesystem import list_names
 from ckpttool.core.text import natural_sort_key
@@ -16,20 +16,8 @@ from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.listing.paths import BESIDE, CheckpointEntry, expand_paths
 from ckpttool.listing.training_counters import step_in_name
 
-
-@dataclass(frozen=True, slots=True)
-class TrainingRun:
-    """One training run to evaluate: its path as given, and its last checkpoints in training order."""
-
-    path: str
-    checkpoints: tuple[str, ...]
-    earlier: tuple[str, ...] = ()
-    """checkpoints before those, which only the learning curve needs"""
-
-    @property
-    def played(self) -> tuple[str, ...]:
-        """All checkpoints to play."""
-        return (*self.earlier, *self.checkpoints)
+if TYPE_CHECKING:
+    from ckpttool.evaluation.protocol import TrainingRun
 
 
 def find_runs(
@@ -41,6 +29,8 @@ def find_runs(
     folder, entries without an agent (statistics, replay buffers) are skipped. Raise UsageError for a run
     with fewer than `last` checkpoints.
     """
+    from ckpttool.evaluation.protocol import TrainingRun  # with modules that play
+
     runs: dict[tuple[str, ...], TrainingRun] = {}
     for path in paths:
         if len(paths) > 1 and path.endswith(BESIDE):

@@ -22,7 +22,7 @@ from ckpttool.pages.checkpoint_page import ReportContents, ReportInputs, gather_
 from ckpttool.pages.options import ReportOptions
 
 if TYPE_CHECKING:
-    from ckpttool.commands.sweep import EvaluationFailure
+    from ckpttool.evaluation.protocol import EvaluationFailure
     from ckpttool.pages.run_page import RunContents
     from ckpttool.verification.run_members import RunFiles
 
