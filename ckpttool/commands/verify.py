@@ -63,7 +63,8 @@ from ckpttool.verification.two_models import (
 from ckpttool.verification.update_comparison import TrainStepComparison, compare_training
 
 if TYPE_CHECKING:
-    from ckpttool.conversion.contents_comparison import ContentComparison, Discrepancy, VerificationSide
+    from ckpttool.conversion.contents_comparison import ContentComparison, Discrepancy
+    from ckpttool.conversion.reconversion import ComparisonSide
     from ckpttool.networks.worker import ModelSpec
 
 
@@ -313,9 +314,9 @@ def _verify_contents(
     )
 
 
-def _open_side(path: str, layout: str | None, facts: AgentFacts) -> VerificationSide:
+def _open_side(path: str, layout: str | None, facts: AgentFacts) -> ComparisonSide:
     """Open one side; a sidecar of other weights is a discrepancy and provides no agent facts."""
-    from ckpttool.conversion.contents_comparison import VerificationSide
+    from ckpttool.conversion.reconversion import ComparisonSide
 
     checkpoint = open_checkpoint(path)
     receipt = read_any_sidecar(checkpoint)
@@ -327,7 +328,7 @@ def _open_side(path: str, layout: str | None, facts: AgentFacts) -> Verification
         if layout is not None:
             raise
         agent = None
-    return VerificationSide(checkpoint, agent, receipt)
+    return ComparisonSide.restored(checkpoint, agent, receipt)
 
 
 def _side_entries(side: str, agent: Agent, other: Agent) -> Iterator[LedgerEntry]:
