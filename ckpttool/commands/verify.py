@@ -290,13 +290,12 @@ def _verify_contents(
     from ckpttool.conversion.contents_comparison import compare_contents
 
     a, b = _open_side(first, options.layout, options.facts), _open_side(second, None, options.facts)
-    verification = Verification(
-        urls.display_url(a.checkpoint.path), urls.display_url(b.checkpoint.path), ("-", "-"), (), "", (), ()
-    )
+    paths = [urls.display_url(side.checkpoint.path) for side in (a, b)]
+    verification = Verification(*paths, ("-", "-"), (), "", (), ())
+    reason = None
     if a.agent is None or b.agent is None:
-        lone = [word for word, party in (("A", a), ("B", b)) if party.agent is None]
+        lone = [word for word, side in (("A", a), ("B", b)) if side.agent is None]
         reason = f"network outputs: no agent is recognised in {' and '.join(lone)}"
-        verification = replace(verification, tolerance="entries are equal", not_compared=(reason,))
     else:
         try:
             verification = _compare_networks(a.agent, b.agent, (first, second), options, progress)
@@ -304,7 +303,8 @@ def _verify_contents(
             if options.steps is not None:
                 raise
             reason = f"network outputs: {error.message}"
-            verification = replace(verification, tolerance="entries are equal", not_compared=(reason,))
+    if reason is not None:
+        verification = replace(verification, tolerance="entries are equal", not_compared=(reason,))
     every = compare_contents(a, b, progress)
     return replace(
         verification,

@@ -27,14 +27,7 @@ from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, json_value
 from ckpttool.evaluation.restore import FACTS, Agent, list_not_understood
-from ckpttool.libraries.schema import (
-    NETWORKS,
-    NORMALIZER,
-    OPTIMIZERS,
-    TEMPERATURE,
-    VALUES,
-    AgentNetwork,
-)
+from ckpttool.libraries.schema import NETWORKS, NORMALIZER, OPTIMIZERS, TEMPERATURE, VALUES, AgentNetwork
 from ckpttool.verification.array_differences import round_to_float32
 
 What = Literal["values", "shape", "dtype", "kind", "missing", "added", "fact", "setting", "receipt"]

@@ -60,7 +60,7 @@ def convert_to_format(
         source: the checkpoint to read.
         target: the path to write.
         request: the format, and the options in their parsed form.
-        facts: what the user knows of the agent.
+        facts: facts of the agent that no file contains.
         progress: called with the finished and the total amount of work.
     """
     options = request.options
