@@ -290,8 +290,9 @@ def _verify_contents(
     from ckpttool.conversion.contents_comparison import compare_contents
 
     a, b = _open_side(first, options.layout, options.facts), _open_side(second, None, options.facts)
-    paths = [urls.display_url(side.checkpoint.path) for side in (a, b)]
-    verification = Verification(*paths, ("-", "-"), (), "", (), ())
+    verification = Verification(
+        urls.display_url(a.checkpoint.path), urls.display_url(b.checkpoint.path), ("-", "-"), (), "", (), ()
+    )
     reason = None
     if a.agent is None or b.agent is None:
         lone = [word for word, side in (("A", a), ("B", b)) if side.agent is None]
@@ -393,9 +394,7 @@ def _with_stated_settings(source: Agent, target: Agent) -> Agent:
     if receipt is None or receipt.source is None or "l2" in before or "optimizer" in before:
         return source
     stated = read_optimizer_options(receipt)
-    if (
-        stated == NO_OPTIMIZER_OPTIONS
-        or receipt.source.get("sha256") != digest_checkpoint(source.checkpoint).sha256
-    ):
+    sha256 = receipt.source.get("sha256")
+    if stated == NO_OPTIMIZER_OPTIONS or sha256 != digest_checkpoint(source.checkpoint).sha256:
         return source
     return replace(source, sidecar=stated.into(source.sidecar, source.binding, source.checkpoint.tree))
