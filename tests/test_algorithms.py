@@ -10,16 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.commands import algorithms
-from ckpttool.commands.algorithms import compare_algorithms, summarize_runs
 from ckpttool.core import File, TargetExistsError, UsageError
 from ckpttool.encodings import protobuf
-from ckpttool.evaluation import ranking, score_tables
-from ckpttool.evaluation.protocol import Evaluation, Protocol
+from ckpttool.evaluation import algorithms, ranking, score_tables
+from ckpttool.evaluation.algorithms import compare_algorithms, summarize_runs
+from ckpttool.evaluation.protocol import Evaluation, Protocol, TrainingRun
 from ckpttool.evaluation.ranking import ScoredCheckpoint
 from ckpttool.evaluation.rollout import Rollout
 from ckpttool.evaluation.statistics import Estimate, paired_interval, summarize
-from ckpttool.listing.training_runs import TrainingRun, find_runs
+from ckpttool.listing.training_runs import find_runs
 from tests.conftest import TORCH_SAMPLE
 from tests.golden_texts import Golden
 

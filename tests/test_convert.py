@@ -22,10 +22,9 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.commands import convert as op
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.conversion import targets
+from ckpttool.conversion import format_conversion, targets
 from ckpttool.conversion.options import EXCLUSIONS
 from ckpttool.conversion.write import save
 from ckpttool.core import (
@@ -205,7 +204,7 @@ def test_an_unmapped_tensor_stops_the_conversion(tmp_path: Path, monkeypatch: py
     # The sample's sidecar was written for other weights.
     whole = Tree({**original.tree.leaves, **mystery}, original.tree.aliases)
     changed = replace(original, path="x", tree=whole)
-    monkeypatch.setattr(op, "open_checkpoint", lambda _: changed)
+    monkeypatch.setattr(format_conversion, "open_checkpoint", lambda _: changed)
     done = convert("x", str(tmp_path / "agent.pt"))
     assert done.report.unused == ("policy/mystery",)
     assert not done.written
@@ -222,7 +221,9 @@ def test_a_lost_moment_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     original = open_checkpoint(str(TF_SAMPLE))
     lost = next(p for p, f in original.tree.tensors() if f.role == "slot" and f.slot == "v")
     rest = {path: result for path, result in original.tree.items() if path != lost}
-    monkeypatch.setattr(op, "open_checkpoint", lambda _: replace(original, path="x", tree=Tree(rest)))
+    monkeypatch.setattr(
+        format_conversion, "open_checkpoint", lambda _: replace(original, path="x", tree=Tree(rest))
+    )
     done = convert("x", str(tmp_path / "agent.pt"))
     assert len(done.report.missing) == 1
     assert "exp_avg_sq" in done.report.missing[0]
@@ -432,7 +433,9 @@ def test_nothing_of_a_known_kind_is_an_error(
 
     original = open_checkpoint(str(TF_SAMPLE))
     tree = tensorflow_tree({"x": np.zeros((2, 2, 2), np.float32)})
-    monkeypatch.setattr(op, "open_checkpoint", lambda _: replace(original, path="x", tree=tree))
+    monkeypatch.setattr(
+        format_conversion, "open_checkpoint", lambda _: replace(original, path="x", tree=tree)
+    )
     with pytest.raises(MappingError) as caught:
         convert("x", str(tmp_path / "x.pt"))
     golden(caught.value)

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import evaluate as cli
-from ckpttool.commands.algorithms import summarize_runs
 from ckpttool.commands.evaluate import evaluate
 from ckpttool.commands.sweep import Sweep, sweep
 from ckpttool.core import File
 from ckpttool.encodings import protobuf
-from ckpttool.evaluation.protocol import Evaluation, Protocol
+from ckpttool.evaluation.algorithms import summarize_runs
+from ckpttool.evaluation.protocol import Evaluation, Protocol, TrainingRun
 from ckpttool.evaluation.ranking import ScoredCheckpoint
 from ckpttool.evaluation.score_tables import LENGTH, MEAN, STD
 from ckpttool.evaluation.surroundings import hash_surroundings
-from ckpttool.listing.training_runs import TrainingRun, find_runs
+from ckpttool.listing.training_runs import find_runs
 from tests.conftest import SAMPLES, TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.golden_texts import Golden
 

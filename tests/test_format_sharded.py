@@ -15,8 +15,7 @@ from safetensors import torch as referee
 from ckpttool.commands.convert import convert
 from ckpttool.core import CkpttoolError, FormatError, Tree, TruncatedError, UsageError, key
 from ckpttool.core.digests import digest_checkpoint
-from ckpttool.formats import Probe, open_checkpoint, safetensors
-from ckpttool.formats.safetensors import SHARDED_SAFETENSORS
+from ckpttool.formats import Probe, open_checkpoint, sharded
 from ckpttool.testing.formats import WritingContract
 from tests.conftest import in_process, refused
 from tests.golden_texts import Golden
@@ -51,7 +50,7 @@ def write(part: Mapping[str, torch.Tensor], file: Path) -> None:
 
 
 class TestSharded(WritingContract):
-    module = SHARDED_SAFETENSORS
+    module = sharded
 
     def put(self, tree: Tree, target: Path) -> str:
         target.mkdir()
@@ -218,13 +217,13 @@ def test_several_indexes_are_named(tmp_path: Path) -> None:
     index = put(tmp_path)
     (tmp_path / "other.safetensors.index.json").write_bytes(index.read_bytes())
     with pytest.raises(UsageError, match=r"other\.safetensors\.index\.json"):
-        safetensors.sharded_claims(Probe(str(tmp_path)))
+        sharded.claims(Probe(str(tmp_path)))
 
 
 def test_folders_of_others_are_not_claimed(tmp_path: Path) -> None:
-    assert safetensors.sharded_claims(Probe(str(tmp_path))) is None
+    assert sharded.claims(Probe(str(tmp_path))) is None
     (tmp_path / "model.safetensors").mkdir()
-    assert safetensors.sharded_claims(Probe(str(tmp_path))) is None
+    assert sharded.claims(Probe(str(tmp_path))) is None
     (tmp_path / "x.index.json").write_text("[]")
-    assert safetensors.sharded_claims(Probe(str(tmp_path))) is None
-    assert safetensors.sharded_claims(Probe(str(tmp_path / "x.index.json"))) is None
+    assert sharded.claims(Probe(str(tmp_path))) is None
+    assert sharded.claims(Probe(str(tmp_path / "x.index.json"))) is None

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ckpttool.commands.convert import convert
-from ckpttool.conversion import plan
+from ckpttool.conversion import agent_plan
 from ckpttool.conversion.targets import parse_target_kind
 from ckpttool.core import (
     CkpttoolError,
@@ -562,7 +562,7 @@ def test_a_file_keeps_its_observation_space(tmp_path: Path) -> None:
     space = [leaf for path, leaf in tree.tensors() if "observation_space/" in tree.names[path]]
     assert space
     converted = apply_plan(
-        tree, plan.plan_agent_conversion(tree, binding, parse_target_kind("b.zip", "sb3"), {}, None)
+        tree, agent_plan.plan_agent_conversion(tree, binding, parse_target_kind("b.zip", "sb3"), {}, None)
     )
     ends = write.build_request(converted)["observation_space"]
     assert [dtype for dtype, _ in ends] == [space[0].dtype] * 2

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.cli import tables
+from ckpttool.cli import convert
 from ckpttool.conversion.filling import load_into
 from ckpttool.core import MappingError, UsageError, sidecar
 from tests import schemas
@@ -56,7 +56,7 @@ def test_an_unused_tensor_is_an_error(name: str, tmp_path: Path, golden: Golden)
     assert not done.written
     assert [path.name for path in tmp_path.iterdir()] == ["source.npz"]
     if name in ("fc/lora_A/default", "mystery"):
-        golden(tables.render_conversion(done, quiet=False, whole=False))
+        golden(convert.render_conversion(done, quiet=False, whole=False))
     net = named()
     before = net.fc.weight.clone()
     with pytest.raises(MappingError) as caught:

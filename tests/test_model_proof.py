@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import ckpttool
-from ckpttool.cli import tables
+from ckpttool.cli import convert
 from ckpttool.commands.convert import ConversionResult, fill
 from ckpttool.commands.verify import verify
 from ckpttool.conversion import filling
@@ -520,4 +520,4 @@ def test_a_verified_conversion_says_so(tmp_path: Path, golden: Golden) -> None:
     golden.replace(version("torch"), "VERSION")
     done = into(tmp_path, save(tmp_path), "pair_models:mlp", like_source="pair_models:mlp")
     golden.replace(f"{max(value.max_rel for value in done.proof.outputs):.1e}" if done.proof else "", "ERROR")
-    golden(tables.render_conversion(done, quiet=False, whole=False))
+    golden(convert.render_conversion(done, quiet=False, whole=False))

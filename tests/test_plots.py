@@ -15,15 +15,13 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import figures
-from ckpttool.commands import algorithms
 from ckpttool.core import CkpttoolError, MissingExtraError
-from ckpttool.evaluation import ranking
-from ckpttool.evaluation.protocol import Evaluation, Protocol
+from ckpttool.evaluation import algorithms, ranking
+from ckpttool.evaluation.protocol import Evaluation, Protocol, TrainingRun
 from ckpttool.evaluation.ranking import LearningCurvePoint, ScoredCheckpoint
 from ckpttool.evaluation.rollout import Rollout
 from ckpttool.evaluation.statistics import summarize
 from ckpttool.evaluation.training_logs import TrainingCurve
-from ckpttool.listing.training_runs import TrainingRun
 from tests.conftest import TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.golden_texts import Golden
 

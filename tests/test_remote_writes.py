@@ -345,12 +345,12 @@ def test_a_wrong_byte_in_a_shard_is_found(store: str, monkeypatch: pytest.Monkey
 
 
 def test_different_outputs_leave_no_index(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpttool.commands import convert as command
+    from ckpttool.conversion import format_conversion
 
     def differ(*_: object) -> None:
         raise FormatError("the outputs differ")
 
-    monkeypatch.setattr(command._TargetWriter, "_receipt", differ)
+    monkeypatch.setattr(format_conversion.TargetWriter, "_receipt", differ)
     with pytest.raises(FormatError):
         convert(str(TORCH_SAMPLE), f"{store}/model.safetensors", shard_size="50KB")
     assert not any(name.endswith(("index.json", "ckpttool.json")) for name in listed(store))

@@ -16,21 +16,15 @@ import pytest
 
 import ckpttool
 from ckpttool.commands import run_history
-from ckpttool.commands.run_history import (
-    FindingHistory,
-    LayerHistory,
-    RunCheckpoint,
-    RunReading,
-    _open_member,
-    find_run,
-    fold_layers,
-    follow_run,
-)
+from ckpttool.commands.run_history import RunCheckpoint, _open_member, find_run, follow_run
 from ckpttool.core import Leaf, WorkerError
 from ckpttool.evaluation.logged_returns import find_logs
 from ckpttool.listing.findings import Finding
 from ckpttool.pages.rendering import read_evaluations
 from ckpttool.pages.run_page import RunInputs, build_drift, gather_run, split_findings
+from ckpttool.verification import run_histories
+from ckpttool.verification.run_histories import FindingHistory, LayerHistory, fold_layers
+from ckpttool.verification.run_members import RunReading
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.golden_texts import Golden
 from tests.report_pages import HOSTILE, Page, write_gif, write_results
@@ -257,7 +251,7 @@ def test_findings_that_change_are_in_the_table(tmp_path: Path) -> None:
 
 def test_findings_that_differ_in_the_notation_of_numbers_are_one() -> None:
     texts = ("a/0: mean -3.69e-05 of 1,000", "a/11: mean 0.0274 of 2", "a/1: mean -19.7 of 3e+07")
-    histories = run_history._trace_findings([[Finding("numbers", text)] for text in texts])
+    histories = run_histories.trace_findings([[Finding("numbers", text)] for text in texts])
     assert [history.sentences for history in histories] == [texts]
 
 

@@ -18,8 +18,9 @@ from ckpttool.commands import verify
 from ckpttool.commands.convert import convert
 from ckpttool.commands.diff import diff
 from ckpttool.commands.digest import digest
-from ckpttool.conversion.contents_comparison import RECEIPT, VerificationSide, compare_contents
+from ckpttool.conversion.contents_comparison import RECEIPT, compare_contents
 from ckpttool.conversion.options import ConversionOptions
+from ckpttool.conversion.reconversion import ComparisonSide
 from ckpttool.conversion.write import save
 from ckpttool.core import (
     Checkpoint,
@@ -763,7 +764,7 @@ def test_no_changed_entry_of_a_conversion_is_silent(
     assert not silent
 
 
-def party(checkpoint: Checkpoint, receipt: VerifiedSidecar) -> VerificationSide:
+def party(checkpoint: Checkpoint, receipt: VerifiedSidecar) -> ComparisonSide:
     """Return one side as `verify --all` has it, whatever the digest of its weights."""
     agent = None
     with contextlib.suppress(MappingError, UnsupportedError, UsageError):
@@ -771,4 +772,4 @@ def party(checkpoint: Checkpoint, receipt: VerifiedSidecar) -> VerificationSide:
         agent = (
             None if binding is None else build_agent(checkpoint, binding, VerifiedSidecar(receipt.sidecar))
         )
-    return VerificationSide(checkpoint, agent, receipt)
+    return ComparisonSide.restored(checkpoint, agent, receipt)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks import verifying
-from ckpttool.cli import tables
+from ckpttool.cli import verification_tables
 from ckpttool.cli.console import render_document
 from ckpttool.commands.verify import Verification, verify
 from ckpttool.core import UnsupportedError, UsageError
@@ -149,7 +149,7 @@ def test_a_planted_fault_is_found_in_its_layer(name: str, tmp_path: Path, here: 
     assert first.confirmed
     assert first.cause is not None
     assert re.search(fault.words, first.cause, re.IGNORECASE), first
-    assert first.cause in tables.render_verification(verification, quiet=False)
+    assert first.cause in verification_tables.render_verification(verification, quiet=False)
 
 
 @pytest.mark.parametrize("model", [*SHAPES])

@@ -9,7 +9,7 @@ import pytest
 
 import ckpttool
 from ckpttool.core import Inline, Leaf, Tree, key
-from ckpttool.mapping import wrappers
+from ckpttool.mapping import weight_norm
 from tests import conftest
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")]
@@ -73,7 +73,7 @@ def test_other_types_are_rounded_once(dtype):
         (key(name),): Leaf(dtype, tuple(t.shape), Inline(t.view(torch.uint8).numpy().tobytes()), name)
         for name, t in (("l.weight_g", g), ("l.weight_v", v))
     }
-    ((path, leaf),) = wrappers.merge_weight_norm(Tree(leaves)).tree.tensors()
+    ((path, leaf),) = weight_norm.merge_weight_norm(Tree(leaves)).tree.tensors()
     assert (path, leaf.key, leaf.shape) == ((key("l.weight"),), "l.weight", (4, 6))
     expected = (v.double() * (g.double() / v.double().norm(dim=1, keepdim=True))).to(g.dtype)
     values = torch.frombuffer(bytearray(leaf.read()), dtype=g.dtype).reshape(4, 6)
@@ -101,7 +101,7 @@ def test_both_norms_on_one_weight_are_left_alone(tmp_path):
     network = nn.utils.parametrizations.weight_norm(normed)
     torch.save({"m": network.state_dict()}, tmp_path / "a.pt")
     tree = ckpttool.open(str(tmp_path / "a.pt")).tree
-    assert list(wrappers.merge_weight_norm(tree).tree) == list(tree)
+    assert list(weight_norm.merge_weight_norm(tree).tree) == list(tree)
 
 
 @pytest.mark.parametrize("stepped", [True, False])
@@ -156,7 +156,7 @@ def leaf(*shape: int, dtype: str = "float32") -> Leaf:
 )
 def test_what_only_looks_like_weight_norm_stays(names, shapes):
     tree = Tree({(key(name),): leaf(*shape) for name, shape in zip(names, shapes, strict=True)})
-    folded = wrappers.merge_weight_norm(tree)
+    folded = weight_norm.merge_weight_norm(tree)
     assert list(folded.tree) == list(tree)
     assert not folded.made
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from ckpttool.commands import inspect
 from ckpttool.conversion.alignment import AUTO, CheckpointAlignment, Entry, align_checkpoints
-from ckpttool.conversion.reconversion import DiffSide
+from ckpttool.conversion.reconversion import ComparisonSide
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError
 from ckpttool.core.tree import Leaf, Path, ValueLeaf
@@ -72,7 +72,7 @@ def list_for_browser(
     if other is None:
         return _list_one(left)
     right = _require_summary(other, None, None)
-    sides = (DiffSide(summary.checkpoint, summary.binding) for summary in (left, right))
+    sides = (ComparisonSide(summary.checkpoint, summary.binding) for summary in (left, right))
     return _list_two(left, right, align_checkpoints(*sides, glob=glob, by=by))
 
 

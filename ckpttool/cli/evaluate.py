@@ -27,14 +27,13 @@ from ckpttool.listing.training_counters import ANY_UNIT, TITLES, UNITS, step_col
 
 if TYPE_CHECKING:
     from ckpttool.cli import figures
-    from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison
-    from ckpttool.commands.sweep import EvaluationFailure, Sweep
+    from ckpttool.commands.sweep import Sweep
+    from ckpttool.evaluation.algorithms import Algorithm, AlgorithmComparison
     from ckpttool.evaluation.episode_videos import EpisodeStrip, EpisodeVideo
     from ckpttool.evaluation.playing import EvaluationOptions
-    from ckpttool.evaluation.protocol import Evaluation, Protocol
+    from ckpttool.evaluation.protocol import Evaluation, EvaluationFailure, Protocol, TrainingRun
     from ckpttool.evaluation.ranking import BestCheckpoint, RankingRow, ScoredCheckpoint
     from ckpttool.evaluation.statistics import Estimate
-    from ckpttool.listing.training_runs import TrainingRun
 
 
 @dataclass(frozen=True)
@@ -426,7 +425,7 @@ def report_comparison(compared: ComparedRuns, output: OutputOptions, found: Swee
 
 
 def _add_algorithms(runs: ComparedRuns, results: Sweep, printed: ComparisonOutput) -> None:
-    from ckpttool.commands import algorithms
+    from ckpttool.evaluation import algorithms
 
     first = algorithms.summarize_runs(runs.runs, results.scored, runs.last)
     if first is None:
@@ -467,7 +466,7 @@ def _add_algorithms(runs: ComparedRuns, results: Sweep, printed: ComparisonOutpu
 
 def _profiles_document(results: Sequence[Algorithm]) -> dict[str, Any]:
     """Return the JSON object of the performance profiles, which share their thresholds."""
-    from ckpttool.commands import algorithms
+    from ckpttool.evaluation import algorithms
 
     profiles = algorithms.performance_profiles(results)
     named = zip(("runs", "against"), profiles, strict=False)
@@ -506,7 +505,7 @@ def _normalized_lines(one: Algorithm) -> list[str]:
 
 
 def _comparison_lines(comparison: AlgorithmComparison, digits: int) -> list[str]:
-    from ckpttool.commands import algorithms
+    from ckpttool.evaluation import algorithms
 
     alone = comparison.over == algorithms.EPISODES
     unit = "an episode" if alone else "a run"

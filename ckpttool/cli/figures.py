@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.gridspec import SubplotSpec
 
-    from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison, AlgorithmCurvePoint
     from ckpttool.commands.sweep import Sweep
+    from ckpttool.evaluation.algorithms import Algorithm, AlgorithmComparison, AlgorithmCurvePoint
     from ckpttool.evaluation.protocol import Evaluation
     from ckpttool.evaluation.ranking import LearningCurvePoint
     from ckpttool.evaluation.statistics import Estimate
@@ -367,7 +367,7 @@ def draw_algorithms(figure: Figure, place: SubplotSpec, data: PlotData, theme: F
     The panels are those of Agarwal et al. 2021 (https://arxiv.org/abs/2108.13264); the numbers come from
     evaluation/statistics.py.
     """
-    from ckpttool.commands.algorithms import curve_over_steps
+    from ckpttool.evaluation.algorithms import curve_over_steps
 
     algorithms = data.algorithms
     rows = place.subgridspec(2, 1, height_ratios=[0.5 + 0.32 * len(algorithms), 2.6])
@@ -510,7 +510,7 @@ def _draw_run_scores(axes: Axes, algorithms: Sequence[Algorithm], theme: FigureT
 
 def _draw_profiles(axes: Axes, algorithms: Sequence[Algorithm], theme: FigureTheme) -> None:
     """Plot for each score the share of runs above it; the highest curve is the best."""
-    from ckpttool.commands.algorithms import performance_profiles
+    from ckpttool.evaluation.algorithms import performance_profiles
 
     single = all(len(algorithm.runs) == 1 for algorithm in algorithms)
     profiles = performance_profiles(algorithms)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from ckpttool.cli import completion, console, next_steps, parameters, tables
+from ckpttool.cli import completion, console, next_steps, parameters
 from ckpttool.cli.columns import fit_path
 from ckpttool.cli.parameters import (
     AgentOptions,
@@ -220,7 +220,9 @@ def overview(path: PathArgument, as_json: AsJson = False, quiet: Quiet = False) 
         return 0
     with show_progress("doctor", quiet=quiet) as moving:
         diagnosis = doctor.diagnose(listing.checkpoint.path, progress=moving)
-    verdict = tables.render_diagnosis(diagnosis, quiet=quiet, alone=False)
+    from ckpttool.cli.value_tables import render_diagnosis
+
+    verdict = render_diagnosis(diagnosis, quiet=quiet, alone=False)
     steps = next_steps.format_next_steps(next_steps.after_overview, listing, quiet=quiet)
     view = _leave_room(replace(view, models=find_architecture(listing, ())), steps, verdict.count("\n") + 2)
     console.page_text("\n\n".join(filter(None, (render_listing(listing, view, None), verdict))))
@@ -411,7 +413,9 @@ def digest(
         against = {} if compared is None else {"check": compared._asdict()}
         console.print_document({**result.document(), **against})
     else:
-        console.print_text(tables.render_digest(result, compared, quiet=quiet))
+        from ckpttool.cli.value_tables import render_digest
+
+        console.print_text(render_digest(result, compared, quiet=quiet))
     return 0 if compared is None or compared.equal else 1
 
 
@@ -450,7 +454,9 @@ def stats(
     if as_json:
         console.print_document(result.document())
     else:
-        console.print_text(tables.render_stats(result, depth, sort, quiet=quiet))
+        from ckpttool.cli.value_tables import render_stats
+
+        console.print_text(render_stats(result, depth, sort, quiet=quiet))
         next_steps.print_next_steps(next_steps.after_stats, path, result, quiet=quiet)
     return 0 if result.finite else 1
 
@@ -496,7 +502,9 @@ def diff(
         height = console.terminal_height()
         # The last lines are the next command and the prompt.
         screen = None if height is None else height - (1 if quiet else 3)
-        console.print_text(tables.render_diff(alignment, whole=options.whole, quiet=quiet, screen=screen))
+        from ckpttool.cli.value_tables import render_diff
+
+        console.print_text(render_diff(alignment, whole=options.whole, quiet=quiet, screen=screen))
         next_steps.print_next_steps(next_steps.after_diff, left, right, alignment, quiet=quiet)
     return 0 if alignment.identical else 1
 
@@ -542,7 +550,9 @@ def doctor(
     if as_json:
         console.print_document(diagnosis.document())
     else:
-        console.print_text(tables.render_diagnosis(diagnosis, quiet=quiet))
+        from ckpttool.cli.value_tables import render_diagnosis
+
+        console.print_text(render_diagnosis(diagnosis, quiet=quiet))
         next_steps.print_next_steps(next_steps.after_doctor, path, diagnosis, quiet=quiet)
     return 1 if diagnosis.findings else 0
 
@@ -698,7 +708,9 @@ def limits(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG00
     if as_json:
         console.print_document({"limits": parser_limits.document()})
     else:
-        console.print_text(tables.render_limits(parser_limits.document()))
+        from ckpttool.cli.tables import render_limits
+
+        console.print_text(render_limits(parser_limits.document()))
     return 0
 
 
@@ -707,7 +719,9 @@ def _print_plugins(kind: Any, *, as_json: bool) -> int:
     if as_json:
         console.print_document({kind: [row.document() for row in plugins]})
     else:
-        console.print_text(tables.render_plugins(kind, plugins))
+        from ckpttool.cli.tables import render_plugins
+
+        console.print_text(render_plugins(kind, plugins))
     return 0
 
 
@@ -725,7 +739,9 @@ def schema(
         if as_json:
             console.print_document({"schemas": [row.document() for row in rows]})
         else:
-            console.print_text(tables.render_schemas(rows))
+            from ckpttool.cli.tables import render_schemas
+
+            console.print_text(render_schemas(rows))
         return 0
     content = read_schema(name)
     if as_json:

@@ -99,8 +99,8 @@ def verify(
     if as_json:
         console.print_document(verification.document())
     else:
-        from ckpttool.cli import tables
+        from ckpttool.cli import verification_tables
 
-        console.print_text(tables.render_verification(verification, quiet=quiet))
+        console.print_text(verification_tables.render_verification(verification, quiet=quiet))
         next_steps.print_next_steps(next_steps.after_verify, second, verification, quiet=quiet)
     return 0 if verification.within and not sidecar.has_open_entries(verification.ledger) else 1

@@ -1,4 +1,4 @@
-"""Check checkpoint files for code and damage, and convert them to text for git."""
+"""Check checkpoint files for code, damage and values that are not finite."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import CodeReference
 from ckpttool.core.deferred import NamedTuple, dataclass
-from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError, from_system_error
+from ckpttool.core.errors import CkpttoolError, UsageError, from_system_error
 from ckpttool.core.text import describe_record, format_count, render_record
 from ckpttool.core.tree import Leaf, Path
 from ckpttool.formats import detect
@@ -32,10 +32,9 @@ from ckpttool.listing.findings import Finding, data_only_command, unjudged_findi
 from ckpttool.listing.processes import count_jobs, one_checkpoint, run_tasks
 from ckpttool.listing.shape_record import ShapeRecord, find_drift
 from ckpttool.verification import array_differences, moments
+from ckpttool.verification.array_differences import read_values
 
 _SHOWN = 8
-
-
 _NAMED = 100  # maximum number of skipped names in the document
 
 
@@ -56,17 +55,13 @@ class CheckpointVerdict:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        error = self.error
-        error_document = (
-            None if error is None else {"kind": error.kind, "message": str(error), "hint": error.hint}
-        )
         return {
             "path": self.path,
             "format": self.format,
             "layout": self.layout,
             "tensors": self.tensors,
             "findings": [finding.document() for finding in self.findings],
-            "error": error_document,
+            "error": None if self.error is None else self.error.document(),
         }
 
 
@@ -390,15 +385,6 @@ def _number_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     if len(bad) > _SHOWN:
         more = format_count(len(bad) - _SHOWN, "more tensor")
         yield Finding("numbers", f"and {more} with NaN or infinite values")
-
-
-def read_values(leaf: Leaf) -> array_differences.Values | None:
-    """Return the values of a tensor; None for elements that NumPy has no type for, which are read, too."""
-    try:
-        return leaf.values()
-    except UnsupportedError:
-        leaf.read()
-        return None
 
 
 def _describe_nonfinite(path: Path, leaf: Leaf) -> str:

@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, cast
 
-from ckpttool.core import plugins, urls
+from ckpttool.core import plugins
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass
@@ -18,7 +18,6 @@ from ckpttool.core.errors import (
     NotACheckpointError,
     UnsupportedError,
     UsageError,
-    WorkerError,
 )
 from ckpttool.core.text import describe_record, format_count, render_record
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
@@ -30,7 +29,7 @@ from ckpttool.evaluation.playing import (
     repeat_statistics,
     require_backend,
 )
-from ckpttool.evaluation.protocol import Evaluation, EvaluationEnvironment, Protocol
+from ckpttool.evaluation.protocol import Evaluation, EvaluationEnvironment, EvaluationFailure, Protocol
 from ckpttool.evaluation.ranking import (
     BestCheckpoint,
     LearningCurvePoint,
@@ -128,23 +127,6 @@ class JobFactory:
                     raise RequestError(error) from None
                 raise
         return self._specs[environment]
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationFailure:
-    """A checkpoint that could not be played, and the reason."""
-
-    checkpoint: str
-    error: CkpttoolError
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {
-            "checkpoint": urls.display_url(self.checkpoint),
-            "kind": self.error.kind,
-            "message": str(self.error),
-            "hint": self.error.hint,
-        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -346,7 +328,7 @@ class _SweepState:
         for job in self._pending.pop(batch.number):
             result = results.get(job.agent.checkpoint)
             if isinstance(result, Evaluation) and result.versions != job.versions:
-                result = _other_versions(job, result)
+                result = job.version_error(result)
             if isinstance(result, CkpttoolError):
                 self.failed[job.number] = result
             elif result is not None and job.number not in self.found:
@@ -407,14 +389,3 @@ class _SweepState:
             number = jobs[0].number
             self._pending[number] = list(jobs)
             yield EvaluationBatch(number, tuple(job.agent for job in jobs), self.how)
-
-
-def _other_versions(job: EvaluationJob, result: Evaluation) -> WorkerError:
-    """Return the error that a cluster machine computes with different versions than this one."""
-    differ = [name for name, version in job.versions.items() if result.versions.get(name) != version]
-    return WorkerError(
-        "played with different library versions than on this machine",
-        file=job.agent.checkpoint,
-        expected=", ".join(f"{name} {job.versions[name]}" for name in differ),
-        found=", ".join(f"{name} {result.versions.get(name)}" for name in differ),
-    )

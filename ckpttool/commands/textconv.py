@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 
-from ckpttool.commands.check import read_values
 from ckpttool.core import code_references
 from ckpttool.core.atomic_write import WorkerThread
 from ckpttool.core.checkpoint import Checkpoint
@@ -23,6 +22,7 @@ from ckpttool.formats.detect import open_checkpoint
 from ckpttool.formats.tf_common import SlicedTensor
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.verification import moments
+from ckpttool.verification.array_differences import read_values
 
 # Digits of a digest to show: among a million tensors, two share them once in five hundred cases.
 _DIGITS = 12

@@ -63,7 +63,8 @@ from ckpttool.verification.two_models import (
 from ckpttool.verification.update_comparison import TrainStepComparison, compare_training
 
 if TYPE_CHECKING:
-    from ckpttool.conversion.contents_comparison import ContentComparison, Discrepancy, VerificationSide
+    from ckpttool.conversion.contents_comparison import ContentComparison, Discrepancy
+    from ckpttool.conversion.reconversion import ComparisonSide
     from ckpttool.networks.worker import ModelSpec
 
 
@@ -292,10 +293,10 @@ def _verify_contents(
     verification = Verification(
         urls.display_url(a.checkpoint.path), urls.display_url(b.checkpoint.path), ("-", "-"), (), "", (), ()
     )
+    reason = None
     if a.agent is None or b.agent is None:
-        lone = [word for word, party in (("A", a), ("B", b)) if party.agent is None]
+        lone = [word for word, side in (("A", a), ("B", b)) if side.agent is None]
         reason = f"network outputs: no agent is recognised in {' and '.join(lone)}"
-        verification = replace(verification, tolerance="entries are equal", not_compared=(reason,))
     else:
         try:
             verification = _compare_networks(a.agent, b.agent, (first, second), options, progress)
@@ -303,7 +304,8 @@ def _verify_contents(
             if options.steps is not None:
                 raise
             reason = f"network outputs: {error.message}"
-            verification = replace(verification, tolerance="entries are equal", not_compared=(reason,))
+    if reason is not None:
+        verification = replace(verification, tolerance="entries are equal", not_compared=(reason,))
     every = compare_contents(a, b, progress)
     return replace(
         verification,
@@ -313,9 +315,9 @@ def _verify_contents(
     )
 
 
-def _open_side(path: str, layout: str | None, facts: AgentFacts) -> VerificationSide:
+def _open_side(path: str, layout: str | None, facts: AgentFacts) -> ComparisonSide:
     """Open one side; a sidecar of other weights is a discrepancy and provides no agent facts."""
-    from ckpttool.conversion.contents_comparison import VerificationSide
+    from ckpttool.conversion.reconversion import ComparisonSide
 
     checkpoint = open_checkpoint(path)
     receipt = read_any_sidecar(checkpoint)
@@ -327,7 +329,7 @@ def _open_side(path: str, layout: str | None, facts: AgentFacts) -> Verification
         if layout is not None:
             raise
         agent = None
-    return VerificationSide(checkpoint, agent, receipt)
+    return ComparisonSide.restored(checkpoint, agent, receipt)
 
 
 def _side_entries(side: str, agent: Agent, other: Agent) -> Iterator[LedgerEntry]:
@@ -392,9 +394,7 @@ def _with_stated_settings(source: Agent, target: Agent) -> Agent:
     if receipt is None or receipt.source is None or "l2" in before or "optimizer" in before:
         return source
     stated = read_optimizer_options(receipt)
-    if (
-        stated == NO_OPTIMIZER_OPTIONS
-        or receipt.source.get("sha256") != digest_checkpoint(source.checkpoint).sha256
-    ):
+    sha256 = receipt.source.get("sha256")
+    if stated == NO_OPTIMIZER_OPTIONS or sha256 != digest_checkpoint(source.checkpoint).sha256:
         return source
     return replace(source, sidecar=stated.into(source.sidecar, source.binding, source.checkpoint.tree))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from ckpttool.conversion.filling import FillOptions, LiveModel, plan_model_fill
-from ckpttool.conversion.reconversion import WRITERS, DiffSide, Placed, Reconversion, reconvert
+from ckpttool.conversion.reconversion import WRITERS, ComparisonSide, Placed, Reconversion, reconvert
 from ckpttool.core import text
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
@@ -175,13 +175,13 @@ def _change(pair: tuple[str, Entry, Entry, By]) -> ChangedEntry | None:
     return None if same else ChangedEntry(name, left, right, None)
 
 
-def recognize_side(checkpoint: Checkpoint, layout: str | None = None) -> DiffSide:
+def recognize_side(checkpoint: Checkpoint, layout: str | None = None) -> ComparisonSide:
     """Return a checkpoint with its recognised agent; raise UsageError as `recognize_checkpoint` does."""
-    return DiffSide(checkpoint, recognize_checkpoint(checkpoint, layout))
+    return ComparisonSide(checkpoint, recognize_checkpoint(checkpoint, layout))
 
 
 def align_checkpoints(
-    first: DiffSide, second: DiffSide, *, glob: str | None = None, by: str = AUTO
+    first: ComparisonSide, second: ComparisonSide, *, glob: str | None = None, by: str = AUTO
 ) -> CheckpointAlignment:
     """Pair the entries of two checkpoints as described for `diff`.
 
@@ -207,7 +207,7 @@ def align_checkpoints(
     return _by_path(sides, glob)
 
 
-def _by_path(sides: tuple[DiffSide, DiffSide], glob: str | None) -> CheckpointAlignment:
+def _by_path(sides: tuple[ComparisonSide, ComparisonSide], glob: str | None) -> CheckpointAlignment:
     """Pair entries by path; a save counter that only one of two formats adds is declared."""
     rows = [(each, dict(each.by_path())) for each in sides]
     declared: list[DeclaredEntry] = []
@@ -220,7 +220,7 @@ def _by_path(sides: tuple[DiffSide, DiffSide], glob: str | None) -> CheckpointAl
 
 
 def select_pairs(
-    sides: tuple[tuple[DiffSide, Placed], tuple[DiffSide, Placed]],
+    sides: tuple[tuple[ComparisonSide, Placed], tuple[ComparisonSide, Placed]],
     by: By,
     glob: str | None,
     notes: tuple[str, ...],
@@ -252,11 +252,11 @@ def select_pairs(
     )
 
 
-def _differ_in_form(first: DiffSide, second: DiffSide) -> bool:
+def _differ_in_form(first: ComparisonSide, second: ComparisonSide) -> bool:
     return (first.layout, first.checkpoint.format) != (second.layout, second.checkpoint.format)
 
 
-def _differ_in_names(first: DiffSide, second: DiffSide) -> bool:
+def _differ_in_names(first: ComparisonSide, second: ComparisonSide) -> bool:
     """Return whether each side has entries that the other lacks.
 
     Between two formats, any difference counts; within one format, more names must differ than match.
@@ -267,7 +267,7 @@ def _differ_in_names(first: DiffSide, second: DiffSide) -> bool:
     return bool(names - others and others - names) and len(names ^ others) > len(names & others)
 
 
-def _is_conversion(first: DiffSide, second: DiffSide) -> bool:
+def _is_conversion(first: ComparisonSide, second: ComparisonSide) -> bool:
     """Return whether one side's receipt names the other's weights and their entries differ in form."""
     if _tensor_forms(first.checkpoint.tree) == _tensor_forms(second.checkpoint.tree):
         return False
@@ -281,7 +281,7 @@ def _tensor_forms(tree: Tree) -> dict[str, tuple[str, Shape] | None]:
     }
 
 
-def _reconvert_side(sides: tuple[DiffSide, DiffSide]) -> tuple[Reconversion, bool] | None:
+def _reconvert_side(sides: tuple[ComparisonSide, ComparisonSide]) -> tuple[Reconversion, bool] | None:
     """Return the conversion of one side into the other's form, and whether the second side is converted.
 
     A receipt that names the other side decides which one is the source.
@@ -296,7 +296,7 @@ def _reconvert_side(sides: tuple[DiffSide, DiffSide]) -> tuple[Reconversion, boo
     return None
 
 
-def _explains_more(made: Reconversion, turned: bool, sides: tuple[DiffSide, DiffSide]) -> bool:
+def _explains_more(made: Reconversion, turned: bool, sides: tuple[ComparisonSide, ComparisonSide]) -> bool:
     """Return whether the conversion shares at least as many names with the target as the source does."""
     source, target = (each.checkpoint.tree.names.values() for each in (sides[::-1] if turned else sides))
     stored = set(target)
@@ -304,7 +304,7 @@ def _explains_more(made: Reconversion, turned: bool, sides: tuple[DiffSide, Diff
 
 
 def _by_conversion(
-    sides: tuple[DiffSide, DiffSide], made: Reconversion, turned: bool, glob: str | None
+    sides: tuple[ComparisonSide, ComparisonSide], made: Reconversion, turned: bool, glob: str | None
 ) -> CheckpointAlignment:
     source, target = sides[::-1] if turned else sides
     places = {there: path for path, paths in made.places.items() for there in paths}
@@ -333,7 +333,7 @@ def _by_conversion(
     return replace(placed, conversion=made, turned=turned)
 
 
-def _by_agent(sides: tuple[DiffSide, DiffSide], glob: str | None) -> CheckpointAlignment:
+def _by_agent(sides: tuple[ComparisonSide, ComparisonSide], glob: str | None) -> CheckpointAlignment:
     """Pair two agents by meaning; entries that only one has are paired by converting one into the other."""
     first, second = sides
     a, b = (one.by_meaning(_require_agent(one)) for one in sides)
@@ -507,7 +507,7 @@ class _ConversionPairing:
         return True
 
 
-def _require_agent(side: DiffSide) -> RecognizedAgent:
+def _require_agent(side: ComparisonSide) -> RecognizedAgent:
     if side.binding is None:
         raise UsageError(
             "no layout recognises an agent in this checkpoint",
@@ -604,7 +604,7 @@ def align_live_model(
         return select_pairs(((first, first.by_path()), (second, second.by_path())), "path", glob, ())
     turned = is_live(left)
     model, checkpoint = LiveModel(left if turned else right), ensure_open(right if turned else left)
-    live, other = _live_side(model), DiffSide(checkpoint, None)
+    live, other = _live_side(model), ComparisonSide(checkpoint, None)
     named, stored = live.by_path(), other.by_path()
     known = all(name in stored for name in named)
     chosen: By = "model" if by == "model" or (by == AUTO and (part or layout or not known)) else "path"
@@ -622,5 +622,5 @@ def align_live_model(
     return select_pairs((another, one) if turned else (one, another), chosen, glob, notes)
 
 
-def _live_side(model: LiveModel) -> DiffSide:
-    return DiffSide(Checkpoint(model.title, LIVE, model.skeleton().tree, ()), None)
+def _live_side(model: LiveModel) -> ComparisonSide:
+    return ComparisonSide(Checkpoint(model.title, LIVE, model.skeleton().tree, ()), None)

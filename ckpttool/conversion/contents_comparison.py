@@ -16,27 +16,18 @@ from typing import Any, Literal
 import numpy as np
 
 from ckpttool.conversion.alignment import By, ChangedEntry, CheckpointAlignment, Entry, align_checkpoints
-from ckpttool.conversion.reconversion import DiffSide, Reconversion
+from ckpttool.conversion.reconversion import ComparisonSide, Reconversion
 from ckpttool.conversion.reverse import reverse_conversion
 from ckpttool.core import text
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.deferred import dataclass, field
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, abbreviate_list
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, json_value
-from ckpttool.evaluation.restore import FACTS, Agent, VerifiedSidecar, list_not_understood
-from ckpttool.libraries.schema import (
-    NETWORKS,
-    NO_LAYOUT,
-    NORMALIZER,
-    OPTIMIZERS,
-    TEMPERATURE,
-    VALUES,
-    AgentNetwork,
-    RecognizedAgent,
-)
+from ckpttool.evaluation.restore import FACTS, Agent, list_not_understood
+from ckpttool.libraries.schema import NETWORKS, NORMALIZER, OPTIMIZERS, TEMPERATURE, VALUES, AgentNetwork
 from ckpttool.verification.array_differences import round_to_float32
 
 What = Literal["values", "shape", "dtype", "kind", "missing", "added", "fact", "setting", "receipt"]
@@ -93,31 +84,15 @@ class ContentComparison:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class VerificationSide:
-    """One side: the checkpoint, its agent if it has one, and its sidecar."""
-
-    checkpoint: Checkpoint
-    agent: Agent | None = None
-    receipt: VerifiedSidecar = field(default_factory=VerifiedSidecar)
-
-    @property
-    def binding(self) -> RecognizedAgent | None:
-        """The agent's binding, None if no layout recognised it."""
-        found = None if self.agent is None else self.agent.binding
-        return None if found is None or found.layout == NO_LAYOUT else found
-
-
 def compare_contents(
-    a: VerificationSide, b: VerificationSide, progress: Progress = ignore_progress
+    a: ComparisonSide, b: ComparisonSide, progress: Progress = ignore_progress
 ) -> ContentComparison:
     """Compare the complete contents; raise errors of reading, with the entry's path."""
-    source, target = (DiffSide(each.checkpoint, each.binding, each.receipt) for each in (a, b))
-    found = align_checkpoints(source, target)
+    found = align_checkpoints(a, b)
     entries = list(_entry_discrepancies(a, b, found, progress))
     made = found.conversion
     facts, unknown, agreed = _compare_facts(a.agent, b.agent, folded=made is not None and made.folded)
-    linked = target.is_converted_from(source)
+    linked = b.is_converted_from(a)
     made = made if not found.turned else None
     receipt = list(_receipt_discrepancies(a, b, made, linked=linked))
     if made is not None and made.settings and (b.receipt.sidecar is None or not b.receipt.sidecar.optimizers):
@@ -150,7 +125,7 @@ def _declared_notes(found: CheckpointAlignment) -> Iterator[str]:
 
 
 def _entry_discrepancies(
-    a: VerificationSide, b: VerificationSide, found: CheckpointAlignment, progress: Progress
+    a: ComparisonSide, b: ComparisonSide, found: CheckpointAlignment, progress: Progress
 ) -> Iterator[Discrepancy]:
     bindings = [each.binding for each in (a, b)]
     targets = [
@@ -360,7 +335,7 @@ def _text(value: Any) -> str:
 
 
 def _receipt_discrepancies(
-    a: VerificationSide, b: VerificationSide, made: Reconversion | None, *, linked: bool
+    a: ComparisonSide, b: ComparisonSide, made: Reconversion | None, *, linked: bool
 ) -> Iterator[Discrepancy]:
     for word, each in (("A", a), ("B", b)):
         if each.receipt.stale:
@@ -407,7 +382,7 @@ def _setting_discrepancies(
 
 
 def _residue_discrepancies(
-    source: Checkpoint, b: VerificationSide, made: Reconversion
+    source: Checkpoint, b: ComparisonSide, made: Reconversion
 ) -> Iterator[Discrepancy]:
     """Yield what only the sidecar and the file beside the target store of the source."""
     recorded = b.receipt.sidecar

@@ -30,7 +30,7 @@ from ckpttool.libraries.optimizer_states import (
     trained_order,
 )
 from ckpttool.libraries.optimizers_read import BoundOptimizer
-from ckpttool.mapping import wrappers
+from ckpttool.mapping import weight_norm, wrappers
 from ckpttool.mapping.layer_kinds import LayerOption, Name
 from ckpttool.mapping.layers import ModuleInfo, numbered_kinds, propose_options
 from ckpttool.mapping.rules import (
@@ -95,7 +95,7 @@ def to_tensorflow(
     source_paths = set(sources.values())
     left = tuple(path for path in tree if path not in source_paths)
     plan = relocate_sources(plan, sources)
-    norms = tuple(wrappers.describe_weight_norm(plain))
+    norms = tuple(weight_norm.describe_weight_norm(plain))
     return replace(plan, notes=(*notes, *plan.notes, *norms), kept=(*plan.kept, *left))
 
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ckpttool.mapping.user_rules import RuleFile
     from ckpttool.networks.worker import ModelSpec
 
+STANDARD_OUTPUT = "-"
+"""Value of `code` that returns the text without writing a file."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConversionOptions:

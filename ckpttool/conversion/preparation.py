@@ -102,7 +102,9 @@ def _restore_wrappers(done: PreparedTree, part: str | None, known: Sidecar | Non
 
 
 def _fold_weight_norm(done: PreparedTree) -> PreparedTree:
-    merged = wrappers.merge_weight_norm(done.tree)
+    from ckpttool.mapping.weight_norm import merge_weight_norm  # only where it was requested
+
+    merged = merge_weight_norm(done.tree)
     lost = tuple(done.names[path] for path in merged.lost)
     names = {path: done.names[path] for path in merged.tree if path in done.names}
     for weight, (length, direction) in merged.made.items():

@@ -31,10 +31,10 @@ from ckpttool.core.errors import suppress_refusals
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, display
 from ckpttool.evaluation.agent_facts import GIVEN
-from ckpttool.evaluation.restore import FACTS, VerifiedSidecar, read_any_sidecar
+from ckpttool.evaluation.restore import FACTS, Agent, VerifiedSidecar, read_any_sidecar
 from ckpttool.formats.probe import WritingFormat
 from ckpttool.libraries import tf_names
-from ckpttool.libraries.schema import RecognizedAgent
+from ckpttool.libraries.schema import NO_LAYOUT, RecognizedAgent
 from ckpttool.mapping.rules import (
     KEEP,
     Cast,
@@ -96,7 +96,7 @@ class Reconversion:
         return name in WRITERS or name.startswith(self.library)
 
 
-def reconvert(source: DiffSide, target: DiffSide) -> Reconversion | None:
+def reconvert(source: ComparisonSide, target: ComparisonSide) -> Reconversion | None:
     """Convert the source into the target's form, without writing it; return None if no such form exists.
 
     If the target may have several forms, the one that shares most entries with it is used. If none
@@ -156,7 +156,7 @@ def _options(receipt: Sidecar | None) -> Mapping[str, Any]:
 
 
 def _plan_reconversion(
-    source: DiffSide, target: DiffSide, kind: TargetKind, receipt: Sidecar | None
+    source: ComparisonSide, target: ComparisonSide, kind: TargetKind, receipt: Sidecar | None
 ) -> Reconversion:
     options = _options(receipt)
     known = _source_sidecar(source.receipt, receipt)
@@ -335,12 +335,24 @@ def _rule(text: str) -> Rule | None:
 
 
 @dataclass(frozen=True, eq=False)
-class DiffSide:
-    """One side of the comparison, with its recognised agent; `given` is its sidecar, if known."""
+class ComparisonSide:
+    """One side of a comparison, with its recognised agent; `given` is its sidecar, if known.
+
+    `agent` is the agent as `verify` restores it, with given facts.
+    """
 
     checkpoint: Checkpoint
     binding: RecognizedAgent | None
     given: VerifiedSidecar | None = None
+    agent: Agent | None = None
+
+    @classmethod
+    def restored(
+        cls, checkpoint: Checkpoint, agent: Agent | None, receipt: VerifiedSidecar
+    ) -> ComparisonSide:
+        """Return the side of a restored agent; one that no layout recognises has no binding."""
+        binding = None if agent is None or agent.binding.layout == NO_LAYOUT else agent.binding
+        return cls(checkpoint, binding, receipt, agent)
 
     @cached_property
     def receipt(self) -> VerifiedSidecar:
@@ -352,7 +364,7 @@ class DiffSide:
         """The digest of the checkpoint; computing it reads everything."""
         return self.receipt.sha256 or digest_checkpoint(self.checkpoint).sha256
 
-    def is_converted_from(self, source: DiffSide) -> bool:
+    def is_converted_from(self, source: ComparisonSide) -> bool:
         """Return whether the receipt names exactly these source weights."""
         origin = self.receipt.origin
         return origin is not None and source.sha256 == origin

@@ -78,6 +78,10 @@ class CkpttoolError(Exception):
         self.path = self.path or path
         return self
 
+    def document(self) -> dict[str, str | None]:
+        """Return the JSON object of an error in a list of results."""
+        return {"kind": self.kind, "message": str(self), "hint": self.hint}
+
 
 @contextlib.contextmanager
 def locate_errors(*, file: str | None = None, path: str | None = None) -> Iterator[None]:

@@ -232,7 +232,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin("onnx", "ckpttool.formats.onnx", signature=FormatSignature(magic=_MODEL)),
         Plugin(
             "sharded",
-            "ckpttool.formats.safetensors:SHARDED_SAFETENSORS",
+            "ckpttool.formats.sharded",
             signature=FormatSignature(suffixes=(".index.json",), folder=_WEIGHTS),
         ),
         Plugin(
@@ -346,8 +346,8 @@ STORES: dict[str, Plugin] = {
     "gcs": Plugin("gcs://", *_GS),
     "hf": Plugin("hf://", "ckpttool.core.remote_sites:HF", "hf", ("fsspec", "aiohttp", "huggingface_hub")),
     "memory": Plugin("memory://", "ckpttool.core.remote_sites:ObjectStore", *_HTTP[1:]),
-    "zip": Plugin("zip://", "ckpttool.encodings.archives:ArchiveStore"),
-    "tar": Plugin("tar://", "ckpttool.encodings.archives:ArchiveStore"),
+    "zip": Plugin("zip://", "ckpttool.encodings.archive_store:ArchiveStore"),
+    "tar": Plugin("tar://", "ckpttool.encodings.archive_store:ArchiveStore"),
 }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from ckpttool.core import sidecar, urls
 from ckpttool.core.deferred import dataclass, field
-from ckpttool.core.errors import UsageError, suggest_choice
+from ckpttool.core.errors import CkpttoolError, UsageError, suggest_choice
 from ckpttool.core.sidecar import LedgerEntries
 from ckpttool.core.text import describe_record, render_record
 from ckpttool.evaluation import environments, wrappers
@@ -27,6 +27,7 @@ from ckpttool.networks.network import Dtype, Network
 
 if TYPE_CHECKING:
     from ckpttool.evaluation.playing import EvaluationOptions
+
 
 _AT_ONCE = 16
 
@@ -267,3 +268,30 @@ class PlayableAgent:
     def assumed(self) -> tuple[str, ...]:
         """The assumptions, as sentences."""
         return sidecar.assumption_sentences(self.ledger)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """One training run to evaluate: its path as given, and its last checkpoints in training order."""
+
+    path: str
+    checkpoints: tuple[str, ...]
+    earlier: tuple[str, ...] = ()
+    """checkpoints before those, which only the learning curve needs"""
+
+    @property
+    def played(self) -> tuple[str, ...]:
+        """All checkpoints to play."""
+        return (*self.earlier, *self.checkpoints)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationFailure:
+    """A checkpoint that could not be played, and the reason."""
+
+    checkpoint: str
+    error: CkpttoolError
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {"checkpoint": urls.display_url(self.checkpoint), **self.error.document()}

@@ -20,7 +20,7 @@ from ckpttool.core import filesystem, sidecar
 from ckpttool.core import text as documents
 from ckpttool.core.atomic_write import require_regular
 from ckpttool.core.deferred import dataclass
-from ckpttool.core.errors import ChecksumError, FormatError, UsageError
+from ckpttool.core.errors import ChecksumError, FormatError, UsageError, WorkerError
 from ckpttool.evaluation.gymnasium_engine import Agreement
 from ckpttool.evaluation.protocol import Evaluation, PlayableAgent, Protocol
 from ckpttool.evaluation.rollout import Rollout
@@ -232,3 +232,13 @@ class EvaluationJob:
         """What agents played together share; a network that cannot be stacked is played alone."""
         shape = stack_structure(self.agent.network)
         return self.agent.place, self.number if shape is None else shape
+
+    def version_error(self, result: Evaluation) -> WorkerError:
+        """Return the error that a cluster machine computes with different versions than this one."""
+        differ = [name for name, version in self.versions.items() if result.versions.get(name) != version]
+        return WorkerError(
+            "played with different library versions than on this machine",
+            file=self.agent.checkpoint,
+            expected=", ".join(f"{name} {self.versions[name]}" for name in differ),
+            found=", ".join(f"{name} {result.versions.get(name)}" for name in differ),
+        )

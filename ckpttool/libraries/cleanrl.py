@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, index, key
-from ckpttool.libraries import sb3, schema, tf2rl
+from ckpttool.libraries import sb3, schema
 from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import (
     AgentMetadata,
@@ -172,7 +172,7 @@ def _bind_c51(tree: Tree) -> RecognizedAgent | None:
     binding = binding.choosing(tree, "atoms", atoms, len(atoms), "model_weights/atoms")
     facts = binding.facts
     env = tree.get((_ARGUMENTS, key("env_id")))
-    if isinstance(env, ValueLeaf) and (plain := tf2rl.plain_id(env.value)) is not None:
+    if isinstance(env, ValueLeaf) and (plain := schema.plain_id(env.value)) is not None:
         facts = facts.read("args", env=plain)
     rest_of = frozenset(path for path in tree if path[0] == _ARGUMENTS)
     return replace(binding, facts=facts, consumed=binding.consumed | rest_of)

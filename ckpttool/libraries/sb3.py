@@ -32,7 +32,7 @@ from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Record, Tree, ValueL
 from ckpttool.encodings import pickle_values
 from ckpttool.encodings.pickle_values import Global, PickleObject, dumps
 from ckpttool.formats import pickles
-from ckpttool.libraries import optimizers_read, schema, tf2rl
+from ckpttool.libraries import optimizers_read, schema
 from ckpttool.libraries.recognize import (
     TORCH_CLASSES,
     LayoutTable,
@@ -928,7 +928,7 @@ def _needs_statistics(entries: dict[str, Leaf | ValueLeaf]) -> bool:
 def _arguments(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     """Add the environment's plain id and its arguments; an id that requires an import is not used."""
     entries = {shown: tree[path] for path, shown in tree.names.items()}
-    env = tf2rl.plain_id(_plain_value(entries, "env"))
+    env = schema.plain_id(_plain_value(entries, "env"))
     facts = binding.facts if env is None else binding.facts.read(_SETTINGS[1], env=env)
     facts = _add_environment_arguments(facts, _SETTINGS[1], _nest_settings(tree, "env_kwargs"))
     return binding if facts is binding.facts else replace(binding, facts=facts)

@@ -1455,3 +1455,12 @@ def list_kernel_shapes(part: AgentNetwork, agent: Tree) -> list[tuple[int, ...]]
     """Return the shapes [in, out] of a network's kernels, in order."""
     kernels = [agent.get(canonical_weight_path(part, n, "kernel")) for n in range(len(part.layers))]
     return [leaf.shape for leaf in kernels if isinstance(leaf, Leaf)]
+
+
+# A plain environment id: the part before a colon would be imported.
+_ENV = deferred.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+")
+
+
+def plain_id(value: object) -> str | None:
+    """Return the value if it is the plain id of an environment, None otherwise."""
+    return value if isinstance(value, str) and _ENV.fullmatch(value) else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import chain, pairwise
 
 from ckpttool.core import deferred
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, attr, display, key
-from ckpttool.libraries import schema, tf2rl
+from ckpttool.libraries import schema
 from ckpttool.libraries.fujimoto import ACTION_MAP, AUTHORS_LAYER, add_action_map
 from ckpttool.libraries.recognize import (
     ANY,
@@ -226,13 +226,20 @@ def _is_unordered(part: AgentNetwork, agent: Tree) -> bool:
     return orders != [tuple(range(len(names)))]
 
 
+def _tf_companions(location: str) -> Sequence[str]:
+    from ckpttool.libraries import tf2rl  # its trainer writes a file of arguments beside its checkpoints
+
+    return tf2rl.companions(location)
+
+
+def _read_tf_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+    from ckpttool.libraries import tf2rl
+
+    return tf2rl.read_companion(binding, file, tree)
+
+
 TF = LibraryPlugin(
-    TF_TABLE,
-    recognize_tf,
-    plan_tf,
-    # tf2rl's trainer writes a file of arguments beside its checkpoints.
-    companions=tf2rl.companions,
-    read_companion=tf2rl.read_companion,
+    TF_TABLE, recognize_tf, plan_tf, companions=_tf_companions, read_companion=_read_tf_companion
 )
 
 

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckpttool.core import deferred
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Tree, ValueLeaf, attr, key
 from ckpttool.libraries.recognize import LayoutTable, bind
-from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent
+from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent, plain_id
 from ckpttool.mapping.rules import Plan, Settings
 
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 _NAME = "args.txt"
 _KEYS = ("env_name", "env_id", "env")
-# A plain environment id: the part before a colon would be imported.
-_ENV = deferred.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+")
 
 
 def companions(location: str) -> Sequence[str]:
@@ -41,11 +38,6 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
         if env is not None:
             return replace(binding, facts=binding.facts.read(os.path.basename(file), env=env))
     return binding
-
-
-def plain_id(value: object) -> str | None:
-    """Return the value if it is the plain id of an environment, None otherwise."""
-    return value if isinstance(value, str) and _ENV.fullmatch(value) else None
 
 
 TABLE = LayoutTable(

@@ -15,7 +15,7 @@ from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError, NotACheckpointError, NotFoundError, UnsupportedError
 from ckpttool.core.source import File
 from ckpttool.core.text import natural_sort_key
-from ckpttool.formats import detect, tf_common
+from ckpttool.formats import detect, tf_common, unknown_files
 from ckpttool.formats.detect import CheckpointLocation
 from ckpttool.formats.probe import Probe
 from ckpttool.listing import paths
@@ -322,26 +322,28 @@ class CandidateCollector:
         elif references:
             self._put(
                 probe.path,
-                error=None if kind is None else detect.unknown_file_error(probe),
+                error=None if kind is None else unknown_files.unknown_file_error(probe),
                 references=references,
             )
         elif (
-            self._is_other(probe) if kind == SHARED else kind is None and not detect.is_unjudged_graph(probe)
+            self._is_other(probe)
+            if kind == SHARED
+            else kind is None and not unknown_files.is_unjudged_graph(probe)
         ):
             # Files that ckpttool writes beside a checkpoint belong to it.
             if not (probe.name.endswith(paths.BESIDE) and probe.head.startswith(b"{")):
                 self.skipped.append(probe.path)
         else:
-            self._put(probe.path, error=detect.unknown_file_error(probe))
+            self._put(probe.path, error=unknown_files.unknown_file_error(probe))
 
     def _is_other(self, probe: Probe) -> bool:
-        return probe.name in _BESIDE_GRAPH or detect.is_text_or_graph(probe)
+        return probe.name in _BESIDE_GRAPH or unknown_files.is_text_or_graph(probe)
 
     def _is_unchecked(self, probe: Probe, kind: str | None) -> bool:
         """Return whether the file is a model of another program, by its suffix or its content."""
         if kind == SHARED:
-            return not self._is_other(probe) and not detect.is_broken(probe)
-        return kind == FOREIGN or (kind is None and detect.is_marked_model(probe))
+            return not self._is_other(probe) and not unknown_files.is_broken(probe)
+        return kind == FOREIGN or (kind is None and unknown_files.is_marked_model(probe))
 
     def _archive(self, probe: Probe) -> bool:
         """Search each member of an archive; return whether that was possible."""
@@ -368,10 +370,10 @@ class CandidateCollector:
 
 
 def _unchecked_reason(probe: Probe) -> CkpttoolError:
-    if detect.is_text_or_graph(probe):
+    if unknown_files.is_text_or_graph(probe):
         suffix = os.path.splitext(probe.name)[1]
         return UnsupportedError(f"{suffix} is the suffix of another program's models", file=probe.path)
-    return detect.unknown_file_error(probe)
+    return unknown_files.unknown_file_error(probe)
 
 
 def collect_candidates(paths: Sequence[str]) -> CandidateCollector:
@@ -411,10 +413,14 @@ def find_unclaimed_code(path: str, probe: Probe | None = None) -> tuple[CodeRefe
     probe = probe or Probe(path)
     model = suffix_kind(os.path.basename(path)) in (OWN, FOREIGN)
     try:
-        programs = model or detect.match_archive(probe.members) is not None
+        programs = model or unknown_files.match_archive(probe.members) is not None
         scanned = detect.scan_for_code(File.stamp(path), programs=programs)
         unsafe = code_references.unsafe_references(code_references.apply_allowed(scanned.code_references))
-        return (*unsafe, *(detect.list_operations(probe) or ()), *detect.list_model_calls(probe))
+        return (
+            *unsafe,
+            *(unknown_files.list_operations(probe) or ()),
+            *unknown_files.list_model_calls(probe),
+        )
     except (CkpttoolError, OSError):
         return ()
 

@@ -16,7 +16,7 @@ from ckpttool.commands.doctor import Diagnosis, examine_agent
 from ckpttool.commands.inspect import summary
 from ckpttool.commands.stats import Stats, TensorStats, compute_stats, tensor_stats
 from ckpttool.conversion.alignment import ChangedEntry, Entry, align_checkpoints
-from ckpttool.conversion.reconversion import DiffSide
+from ckpttool.conversion.reconversion import ComparisonSide
 from ckpttool.core import filesystem, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress, report_part
 from ckpttool.core.deferred import dataclass
@@ -945,7 +945,7 @@ def gather_contents(
     if other is not None:
         second = summary(other)
         files += second.checkpoint.files
-        sides = DiffSide(checkpoint, listing.binding), DiffSide(second.checkpoint, second.binding)
+        sides = ComparisonSide(checkpoint, listing.binding), ComparisonSide(second.checkpoint, second.binding)
         changes = compare_alignment(
             align_checkpoints(*sides, glob=glob), progress=report_part(progress, 1, stages)
         )

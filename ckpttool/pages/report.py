@@ -22,9 +22,9 @@ from ckpttool.pages.checkpoint_page import ReportContents, ReportInputs, gather_
 from ckpttool.pages.options import ReportOptions
 
 if TYPE_CHECKING:
-    from ckpttool.commands.run_history import RunFiles
-    from ckpttool.commands.sweep import EvaluationFailure
+    from ckpttool.evaluation.protocol import EvaluationFailure
     from ckpttool.pages.run_page import RunContents
+    from ckpttool.verification.run_members import RunFiles
 
 
 # Pages are read beside text: a film of this width has about a megabyte.
@@ -169,7 +169,8 @@ def find_reported_run(
     path: str, other: str | None, options: ReportOptions, progress: Progress
 ) -> RunFiles | None:
     """Return the training run that a report shows, None if it shows one checkpoint or two."""
-    from ckpttool.commands.run_history import RunReading, find_run
+    from ckpttool.commands.run_history import find_run
+    from ckpttool.verification.run_members import RunReading
 
     if options.out is not None:
         require_new(options.out, force=options.force)  # before minutes of reading

@@ -9,15 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckpttool.commands.run_history import (
-    FindingHistory,
-    LayerHistory,
-    RunCheckpoint,
-    RunFiles,
-    RunHistory,
-    fold_layers,
-    follow_run,
-)
+from ckpttool.commands.run_history import RunCheckpoint, RunHistory, follow_run
 from ckpttool.core import filesystem, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import dataclass
@@ -41,6 +33,8 @@ from ckpttool.pages.rendering import (
     read_evaluations,
     render_template,
 )
+from ckpttool.verification.run_histories import FindingHistory, LayerHistory, fold_layers
+from ckpttool.verification.run_members import RunFiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from ckpttool.core import text
 from ckpttool.core.atomic_write import keep_freed_memory
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.dtypes import np
+from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.source import PIECE_ELEMENTS, Shape, StreamedArray
 from ckpttool.core.tree import Leaf
 
@@ -199,3 +200,12 @@ def iter_values(array: Values) -> Iterator[np.ndarray]:
     flat = array.reshape(-1)
     for start in range(0, flat.size, PIECE_ELEMENTS):
         yield flat[start : start + PIECE_ELEMENTS]
+
+
+def read_values(leaf: Leaf) -> Values | None:
+    """Return the values of a tensor; None for elements that NumPy has no type for, which are read, too."""
+    try:
+        return leaf.values()
+    except UnsupportedError:
+        leaf.read()
+        return None

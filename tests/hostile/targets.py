@@ -26,9 +26,9 @@ from ckpttool.formats import (
     keras_h5,
     open_checkpoint,
     rllib,
-    safetensors,
     sb3,
     settings,
+    sharded,
     tf_common,
     tf_object_graph,
 )
@@ -171,7 +171,7 @@ def _safetensors(room: Room, data: bytes) -> None:
 
 def _sharded(room: Room, data: bytes) -> None:
     room.put("model-00001.safetensors", BY_NAME["safetensors"].contents()["model.safetensors"])
-    _read(safetensors.read_sharded(room.put("model.safetensors.index.json", data)))
+    _read(sharded.read_sharded(room.put("model.safetensors.index.json", data)))
 
 
 @cache

@@ -15,6 +15,7 @@ from ckpttool.core import filesystem, urls
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError
 from ckpttool.evaluation import statistics
+from ckpttool.evaluation.protocol import TrainingRun
 from ckpttool.evaluation.ranking import ScoredCheckpoint
 from ckpttool.evaluation.statistics import (
     Aggregate,
@@ -27,7 +28,6 @@ from ckpttool.evaluation.statistics import (
     mean_interval,
     paired_interval,
 )
-from ckpttool.listing.training_runs import TrainingRun
 
 EPISODES, SEEDS = "episodes", "training seeds"
 # Thresholds of a performance profile: with more scores, quantiles of them.

@@ -1,0 +1,130 @@
+"""The code beside a converted file: of the networks of its agent, else of the graph of its source."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckpttool.conversion import loading_code
+from ckpttool.conversion.model_code import require_code_target, write_code
+from ckpttool.conversion.options import STANDARD_OUTPUT, ConversionRequest
+from ckpttool.conversion.targets import find_target_name
+from ckpttool.core import sidecar, urls
+from ckpttool.core.atomic_write import require_new, write_file
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.core.sidecar import Sidecar
+from ckpttool.evaluation.restore import VerifiedSidecar, build_agent, recognize_playable_agent
+from ckpttool.graphs.graph import read_graph
+from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.version import __version__
+
+if TYPE_CHECKING:
+    from ckpttool.conversion.format_conversion import TargetWriter
+    from ckpttool.conversion.graph_code import PolicyCalls
+    from ckpttool.graphs.graph import Graph
+
+
+def require_code_file(request: ConversionRequest, checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedError or FileExistsError where `code` cannot be written, before anything else is."""
+    require_code_target(request.kind)
+    code = str(request.options.code)
+    if code != STANDARD_OUTPUT and not request.options.dry_run:
+        require_new(code, checkpoint.files, force=request.options.force)
+
+
+def write_code_file(
+    code: str, target: str, request: ConversionRequest, checkpoint: Checkpoint
+) -> tuple[str, ...]:
+    """Write the code of the written networks; return the lines that use it."""
+    file = str(request.options.code)
+    write_file(file, code.encode(), force=request.options.force, sources=checkpoint.files)
+    module = os.path.splitext(os.path.basename(file))[0]
+    name = module if loading_code.is_word(module) else "CODE"
+    lines = (f"import {name}", f"model = {name}.load({loading_code.python_literal(target)})")
+    return (*lines, f"actions = {name}.act(model, observations)") if "\ndef act(" in code else lines
+
+
+def format_code(
+    writer: TargetWriter, record: Sidecar, digests: tuple[str | None, str], checkpoint: Checkpoint
+) -> str:
+    """Return the code of the networks in a written file: of its agent, else of the source's graph.
+
+    `record` is the file's sidecar, `digests` are those of source and file, `checkpoint` is the file under its
+    temporary name. Raise UnsupportedError without either, and for what cannot be written exactly.
+    """
+    source = urls.display_url(writer.checkpoint.path)
+    try:
+        return _agent_code(writer, record, digests, checkpoint, source)
+    except (UnsupportedError, UsageError) as error:
+        refusal: CkpttoolError = error
+    from ckpttool.conversion.graph_code import GraphPlan, write_graph_code
+    from ckpttool.conversion.graph_texts import LANGUAGES
+
+    about = (
+        f"Written by ckpttool {__version__} from {source} (sha256 {digests[0]})",
+        f"for {os.path.basename(writer.target)} (sha256 {digests[1]}).",
+        *sidecar.describe_decisions(writer.ledger),
+    )
+    plan = GraphPlan(writer.plan.ready.tree, writer.plan.moves, checkpoint.tree, writer.places)
+    target, tried = find_target_name(writer.request.kind), False
+    for read in (_model_graph, _policy_graph) if target in LANGUAGES else ():
+        try:
+            if (computation := read(writer)) is not None:
+                return write_graph_code(computation[0], plan, target, about, computation[1])
+        except (UnsupportedError, UsageError) as error:
+            # The first graph's refusal stays, unless an option solves that of the second.
+            if not tried or str(error.hint).startswith(("--", "add --")):
+                refusal = error.located(file=writer.target)
+            tried = True
+    raise refusal
+
+
+def _agent_code(
+    writer: TargetWriter,
+    record: Sidecar,
+    digests: tuple[str | None, str],
+    checkpoint: Checkpoint,
+    source: str,
+) -> str:
+    if writer.plan.binding is not None and writer.plan.binding.facts.one_hot:
+        # The target's layout does not state how they are encoded.
+        raise UnsupportedError("--code cannot write networks of discrete observations without a policy")
+    file = replace(checkpoint, path=writer.target)
+    # What its own file contains is read from under its temporary name.
+    try:
+        binding = recognize_checkpoint(file) or recognize_playable_agent(checkpoint)
+        agent = None if binding is None else build_agent(checkpoint, binding, VerifiedSidecar(record))
+    except CkpttoolError as error:
+        error.file = writer.target
+        error.hint = None if os.path.basename(checkpoint.path) in str(error.hint) else error.hint
+        raise
+    if agent is None:
+        raise UnsupportedError(
+            "--code needs an agent or a policy, and no layout recognises one in the output",
+            file=writer.target,
+            hint="use --to torch, or --to onnx for a model with a graph",
+        )
+    known = {entry.value for entry in agent.ledger}
+    more = (
+        each for each in writer.ledger if each.open or (each.use == "assumed" and each.value not in known)
+    )
+    ledger = sidecar.merge_entries(agent.ledger, more)
+    return write_code(replace(agent, checkpoint=file, ledger=ledger), writer.request.kind, source, digests)
+
+
+def _model_graph(writer: TargetWriter) -> tuple[Graph, None] | None:
+    """Return what a source that is no agent computes, if its file states it."""
+    graph = read_graph(writer.checkpoint) if writer.plan.binding is None else None
+    return None if graph is None else (graph, None)
+
+
+def _policy_graph(writer: TargetWriter) -> tuple[Graph, PolicyCalls] | None:
+    """Return what the source's policy computes and how it is called, with the facts that are known."""
+    from ckpttool.conversion.policy_graph import read_policy_graph
+
+    binding = recognize_playable_agent(writer.checkpoint)
+    if binding is None:
+        return None
+    return read_policy_graph(build_agent(writer.checkpoint, binding, writer.own))
