@@ -169,6 +169,14 @@ class Halves(Named):
         self.half()
 
 
+class BrainFloats(Named):
+    """A model of a type that NumPy does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bfloat16()
+
+
 class Gated(nn.Module):
     """Two layers of one shape that take the same input, and a norm before and after them."""
 

@@ -921,3 +921,21 @@ def test_a_recorded_product_tells_the_orientation_of_a_square_matrix(
     option = parse_layer_options([f"a={kind.option}"], (), ())
     (same,) = find_layers(plain, "tensorflow", option)
     assert [kind.weights[0].to_canonical for kind in same.kinds] == [kind.weights[0].to_canonical]
+
+
+@pytest.mark.parametrize("name", ["kernel", "embeddings", "w"])
+@pytest.mark.parametrize("role", ["in_out", "out_in"])
+def test_no_option_is_offered_that_turns_a_recorded_product(name: str, role: str) -> None:
+    plain = tensorflow_tree(filled({f"a/{name}": (4, 3)}))
+    leaves = {
+        path: replace(leaf, use=WeightUse(role=role)) if isinstance(leaf, Leaf) else leaf
+        for path, leaf in plain.items()
+    }
+    tree = Tree(leaves, plain.aliases, plain.containers)
+    (kind,) = find_layers(tree, "tensorflow")[0].kinds
+    offered = re.findall(r"=(\w+)'", kind.refused or "")
+    assert offered == (["embedding"] if name == "embeddings" else [])
+    for option in offered:
+        stated = parse_layer_options([f"a={option}"], (), ())
+        (kind,) = find_layers(tree, "tensorflow", stated)[0].kinds
+        assert (kind.name, kind.refused) == ("embedding", None)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +177,34 @@ def filled_in_keras(folder: Path) -> dict[str, Any]:
         outputs = np.asarray(InThisProcess.last.session.runner.model(SIX))
         far = float(np.abs(outputs - np.load(folder / "torch_gated.npy")).max())
         errors["gated"] = {"by": [match.by for match in done.matched], "far": far}
+    for name in UNLOADED:
+        path = target if like_keras.FORMS[name] == "keras" else str(folder / "unloaded-1")
+        file, shapes = str(folder / f"{name}.pt"), [GIVEN[name][0]]
+        errors[f"{name} unloaded"] = unloaded(
+            lambda: fill(file, path, like_keras.FORMS[name], f"like_keras:{name}", shapes, force=True)  # noqa: B023
+        )
     return errors
+
+
+# Keras stores them as `.weights.h5` and as objects of TensorFlow.
+UNLOADED = ("square", "Module")
+
+
+def unloaded(write: Callable[[], Any]) -> dict[str, Any]:
+    """Return the path in the error of a model that keeps its values, and how often it was saved."""
+    handlers, saves = dict(model_runner.HANDLERS), []
+    save = handlers["save"]
+    try:
+        model_runner.HANDLERS.update(
+            load=lambda *_: {},
+            save=lambda *args: (saves.append(1), save(*args))[1],  # type: ignore[func-returns-value]
+        )
+        write()
+    except MappingError as error:
+        return {"path": error.path, "saves": len(saves)}
+    finally:
+        model_runner.HANDLERS.update(handlers)
+    return {"path": None, "saves": len(saves)}
 
 
 # In this process, where PyTorch is.
@@ -369,6 +396,15 @@ def test_outputs_decide_from_torch_to_keras(told: tuple[Path, dict[str, Any]]) -
     outcome = told[1]["filled_in_keras"]["gated"]
     assert "outputs" in outcome["by"]
     assert outcome["far"] < WITHIN
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", UNLOADED)
+def test_values_that_keras_does_not_load_are_noticed(name: str, told: tuple[Path, dict[str, Any]]) -> None:
+    outcome = told[1]["filled_in_keras"][f"{name} unloaded"]
+    assert outcome["path"]
+    assert outcome["saves"] == 2  # its own values, and the numbers of its weights
 
 
 # What is open, and what is wrong.
@@ -583,6 +619,36 @@ def test_a_model_that_holds_other_values_afterwards_is_noticed(
         fill(dense(tmp_path, "fc"), str(tmp_path / "out.pt"), "torch", "like_small:Named")
     golden(caught.value)
     assert [file.name for file in tmp_path.iterdir()] == ["source.npz"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("factory", "dtype", "saves"),
+    [
+        ("Named", np.float32, 1),
+        ("TiedPair", np.float32, 1),
+        ("Halves", np.float16, 1),
+        ("BrainFloats", np.float32, 2),
+    ],
+)
+def test_values_that_are_not_loaded_are_noticed(
+    tmp_path: Path, factory: str, dtype: type[np.generic], saves: int
+) -> None:
+    kernel = np.full((4, 4), 3, dtype)
+    tied = factory == "TiedPair"
+    named = (
+        {"one__kernel": kernel, "two__kernel": kernel}
+        if tied
+        else {"fc__kernel": kernel, "fc__bias": kernel[0]}
+    )
+    source, target = arrays(tmp_path, **named), str(tmp_path / "out.pt")
+    outcome = unloaded(
+        lambda: fill(source, target, "torch", f"like_small:{factory}", cast=factory == "BrainFloats")
+    )
+    assert outcome["path"]
+    # A file of the model is compared only for types that NumPy does not have.
+    assert outcome["saves"] == saves
+    assert not os.path.exists(target)
 
 
 WRONG = (

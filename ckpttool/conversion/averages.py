@@ -55,8 +55,7 @@ def select_entries(tree: Tree, leaves: dict[Path, Leaf | ValueLeaf]) -> Tree:
         else leaf
         for path, leaf in leaves.items()
     }
-    aliases = {path: others for path, others in tree.aliases.items() if path in leaves}
-    return Tree(owned, aliases, tree.containers)
+    return tree.with_leaves(owned)
 
 
 def _find_averaged_pair(tree: Tree) -> tuple[_AveragedNetwork, _AveragedNetwork]:

@@ -32,11 +32,11 @@ from ckpttool.core import deferred, sidecar
 from ckpttool.core.activations import CallPlace, FeaturePart, WeightUse, parse_order
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
-from ckpttool.core.dtypes import is_widening
+from ckpttool.core.dtypes import is_widening, numpy_code
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.kinds import LAYER_TYPES, list_kinds
 from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
-from ckpttool.core.source import Shape
+from ckpttool.core.source import KeptSource, Shape, Span
 from ckpttool.core.text import compile_glob, describe_record, format_count, render_record
 from ckpttool.core.tree import Container, Leaf, Path, Role, Tree, ValueLeaf, attr, display
 from ckpttool.evaluation import evidence, restore
@@ -204,21 +204,35 @@ class TargetModel:
         return str(self.process.request("save", file=file, form=self._form)["file"])
 
     def prove(self, written: Checkpoint, moved: ConvertedOptimizers) -> None:
-        """Load the output into the model and its optimizers strictly, save it again, compare every tensor.
+        """Load the output into the model and its optimizers strictly, compare every tensor.
 
         Raise WorkerError if one of them does not load it, MappingError if values differ afterwards.
         """
         file, optimizers = self.staged(written), list(moved.documents)
         self.process.request("load", file=file, form=self._form, optimizers=optimizers)
-        stored = dict(open_checkpoint(self._save("again")).tree.tensors())
-        cut = len(moved.prefix)
+        cut, parts, others = len(moved.prefix), dict[str | int, Path](), dict[Path, Leaf]()
+        rows: list[tuple[str | int, str, int, int]] = []
         for location, leaf in written.tree.tensors():
-            path = location[cut:]
             if leaf.role == "counter" or display(location[:1]) in moved.names:
                 continue  # TensorFlow counts its saves; the model itself has no optimizer
-            if path not in stored or bytes(leaf.read()) != bytes(stored[path].read()):
-                name = written.tree.names[location]
-                raise MappingError("the model's values differ from the written ones", path=name)
+            key = self._keys.get(location[cut:])
+            source = leaf.source.base if isinstance(leaf.source, KeptSource) else leaf.source
+            if key is not None and isinstance(source, Span) and numpy_code(leaf.dtype):
+                parts[key] = location
+                rows.append((key, source.file.path, source.offset, source.length))
+            else:
+                others[location] = leaf
+        differing = [parts[key] for key in self.process.request("differing", parts=rows)["keys"]]
+        # What no weight identifies, e.g. the state of a random generator, is compared in a file of the model.
+        stored = dict(open_checkpoint(self._save("again")).tree.tensors()) if others else {}
+        differing += (
+            location
+            for location, leaf in others.items()
+            if location[cut:] not in stored or bytes(leaf.read()) != bytes(stored[location[cut:]].read())
+        )
+        if differing:
+            name = written.tree.names[differing[0]]
+            raise MappingError("the model's values differ from the written ones", path=name)
 
     def staged(self, written: Checkpoint) -> str:
         """Return the path from which the framework loads a file that has no final name yet."""
@@ -1161,11 +1175,7 @@ def _fill_without(
     if not left or not filling.unfilled:
         return filling
     tree = source.fills.tree
-    kept = Tree(
-        {path: leaf for path, leaf in tree.items() if path not in left},
-        {path: others for path, others in tree.aliases.items() if path not in left},
-        tree.containers,
-    )
+    kept = tree.with_leaves({path: leaf for path, leaf in tree.items() if path not in left})
     again = fill_model.fill(replace(source.fills, tree=kept), skeleton, matching)
     return again if len(again.unfilled) < len(filling.unfilled) else filling
 
@@ -1232,15 +1242,14 @@ def _decide_by_outputs(
             fill_model.fill(model_source.fills, skeleton, options), *trees, spare
         )
 
-    def assign_values(filling: FillResult) -> Callable[[], None]:
-        return target.assign(filling, skeleton)
-
     first = fill_model.without_buffers(filling, *trees, spare)
     settled = not (first.ambiguous or first.assumed_parts)
     if settled and (first.unfilled or first.unused or first.assumed == filling.assumed):
         return filling, ()  # there is nothing that outputs could decide
     calls = {"/".join(part.name): part.call.number for part in skeleton.parts}
-    trials = FillTrials(fill, assign_values, calls, target.running, target.shapes)
+    trials = FillTrials(
+        fill, lambda filling: target.assign(filling, skeleton), calls, target.running, target.shapes
+    )
     decided = decide_by_outputs(source, trials, first)
     return (filling, ()) if decided is None else (decided, spare)
 

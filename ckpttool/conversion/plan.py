@@ -372,9 +372,7 @@ def _mapped(ready: PreparedTree, plan: Plan, choice: _Choice, planner: _Planner)
 
 def _arrays(tree: Tree) -> Tree:
     """Return the tree without entries that are no arrays: plain values, and strings."""
-    leaves = {path: leaf for path, leaf in tree.tensors() if leaf.dtype != "string"}
-    aliases = {path: others for path, others in tree.aliases.items() if path in leaves}
-    return Tree(leaves, aliases, tree.containers)
+    return tree.with_leaves({path: leaf for path, leaf in tree.tensors() if leaf.dtype != "string"})
 
 
 def _unplaced_statements(planner: _Planner, known: Sidecar) -> tuple[Settings | None, tuple[str, ...]]:

@@ -340,6 +340,11 @@ class Tree(Mapping[Path, Leaf | ValueLeaf]):
     def _shown(self) -> frozenset[str]:
         return frozenset(self.names.values())
 
+    def with_leaves(self, leaves: Mapping[Path, Leaf | ValueLeaf]) -> Tree:
+        """Return the tree with these entries only, and their aliases."""
+        aliases = {path: others for path, others in self.aliases.items() if path in leaves}
+        return Tree(leaves, aliases, self.containers)
+
     def under(self, prefix: Path) -> Tree:
         """Return a tree that contains this one under `prefix` and nothing else."""
         return Tree(

@@ -1411,9 +1411,8 @@ def _recognise_algorithm(tree: Tree) -> RecognizedAgent | None:
     if any(map(_ACTOR.match, names)):
         # The dense layers of features extractors would look like a policy's first.
         inside = {path for paths in _list_extractor_tensors(tree).values() for path in paths}
-        leaves = {path: leaf for path, leaf in tree.items() if path not in inside}
-        aliases = {path: others for path, others in tree.aliases.items() if path in leaves}
-        binding = bind(replace(tree, leaves=leaves, aliases=aliases), TABLE)
+        outside = {path: leaf for path, leaf in tree.items() if path not in inside}
+        binding = bind(tree.with_leaves(outside), TABLE)
     elif any(map(_Q.match, names)):
         binding = _bind_discrete(tree)
     elif any(_PART.match(name) for name in names):

@@ -435,7 +435,10 @@ def _recorded_kinds(kinds: tuple[LayerKind, ...], group: Mapping[str, Leaf]) -> 
         for weight in kind.weights
         if weight.canonical == "kernel" and (weight.to_canonical == KEEP) == (matrix == ["in_out"])
     )
-    return oriented or _refuse_kinds(kinds, f"its matrix is {matrix[0]}, as no layer with such names")
+    # A table whose rows a product takes as well, e.g. of words, keeps its axes; a dense layer would not.
+    tables = _kind_option(tuple(kind for kind in kinds if kind.name != "dense"))
+    why = f"no layer with such names multiplies by its matrix as {matrix[0]}"
+    return oriented or _refuse_kinds(kinds, f"{why}; {tables}" if tables else why)
 
 
 def _incompatible_reason(about: ModuleInfo) -> str | None:
@@ -489,10 +492,15 @@ def _unknown_class_reason(
     name = "a class of the model" if about.cls in _BASES else about.cls
     if not about.own and about.cls in kinds_by_class():
         return f"its tensors do not match its class, {about.cls}"
-    able = list(dict.fromkeys(kind.option for kind in (*kinds, *oriented_kinds(group, kinds[0].framework))))
-    return f"its class ({name}) is not a known layer; use --kind '{TITLE}={able[0]}' to convert it as one" + (
-        f", or {' or '.join(able[1:])}" if able[1:] else ""
-    )
+    able = (*kinds, *oriented_kinds(group, kinds[0].framework))
+    return f"its class ({name}) is not a known layer; {_kind_option(able)}"
+
+
+def _kind_option(kinds: Sequence[LayerKind]) -> str:
+    """Return the hint with the option for each of some kinds that tensors can be, "" without any."""
+    able = list(dict.fromkeys(kind.option for kind in kinds))
+    others = f", or {' or '.join(able[1:])}" if able[1:] else ""
+    return f"use --kind '{TITLE}={able[0]}' to convert it as one{others}" if able else ""
 
 
 def misfit_kinds(about: ModuleInfo, framework: str) -> tuple[LayerKind, ...]:

@@ -462,6 +462,10 @@ class ModelRunner:
             variable.assign(numbered_array(index, variable.shape, dtype))
         return True
 
+    def stored(self) -> Any:
+        """Return the tensors by what names them in a description: their numbers, or keys in PyTorch."""
+        return self.variables()
+
     def put(self, values: Mapping[Any, Any]) -> None:
         """Give values to the tensors that a description names: by number, or by key in PyTorch."""
         variables = self.variables()
@@ -699,9 +703,13 @@ class TorchRunner(ModelRunner):
         """Return False: keys identify the tensors."""
         return False
 
+    def stored(self) -> Any:
+        """Return parameters and buffers by their keys."""
+        return self.model.state_dict(keep_vars=True)
+
     def put(self, values: Mapping[Any, Any]) -> None:
         """Copy values to parameters and buffers by their keys."""
-        stored = self.model.state_dict(keep_vars=True)
+        stored = self.stored()
         with self._torch.no_grad():
             for key, array in values.items():
                 stored[key].copy_(self._torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)))
@@ -1379,6 +1387,10 @@ class KerasRunner(TensorFlowRunner):
             [numbered_array(n, weight.shape, weight.dtype) for n, weight in enumerate(weights)]
         )
         return True
+
+    def stored(self) -> Any:
+        """Return the weights by their numbers; the arrays in a session of TensorFlow 1."""
+        return self.variables() if _is_eager() else self.model.get_weights()
 
     def put(self, values: Mapping[Any, Any]) -> None:
         """Give values to weights by their numbers, in a session of TensorFlow 1 too."""

@@ -799,11 +799,26 @@ def _run(session: ModelSession, message: Message) -> Message:
     return {"outputs": outputs, "calls": recorder.calls}
 
 
+_PIECE = 1 << 20  # bytes
+
+
 def _put(session: ModelSession, message: Message) -> Message:
     """Give the values that the parent wrote to the model's tensors."""
     names = {key: session.folder / f"value-{index}.npy" for index, key in enumerate(message["keys"])}
     session.runner.put({key: np.load(file, allow_pickle=False) for key, file in names.items()})
     return {}
+
+
+def _differing(session: ModelSession, message: Message) -> Message:
+    """Return the keys of tensors whose bytes are not those of a part of a file: path, offset, length."""
+    stored, keys = session.runner.stored(), []
+    for key, file, offset, length in message["parts"]:
+        array = np.ascontiguousarray(view_array(stored[key])).reshape(-1).view(np.uint8)
+        part = np.memmap(file, np.uint8, "r", offset, (length,)) if length else array[:0]
+        pieces = (slice(start, start + _PIECE) for start in range(0, length, _PIECE))
+        if len(array) != length or not all(np.array_equal(array[piece], part[piece]) for piece in pieces):
+            keys.append(key)
+    return {"keys": keys}
 
 
 def _results(session: ModelSession, message: Message) -> Message:
@@ -956,6 +971,7 @@ HANDLERS = {
     "exact": _exact,
     "run": _run,
     "put": _put,
+    "differing": _differing,
     "results": _results,
     "layers": _layers,
     "capture": _capture,

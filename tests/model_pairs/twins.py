@@ -338,6 +338,10 @@ class _Tries:
         from ckpttool.core import CkpttoolError
 
         self.left -= 1
+        if isinstance(self.side, Keras):
+            import keras
+
+            keras.backend.clear_session()  # the names that a hint has are those of the next model
         twin = self.side.build(self.twins, 7)
         try:
             framework = "torch" if self.source in KERAS else "keras"
