@@ -599,8 +599,8 @@ class _TargetWriter:
                 if (computation := read()) is not None:
                     return write_graph_code(computation[0], plan, target, about, computation[1])
             except (UnsupportedError, UsageError) as error:
-                # The first graph's refusal stays, unless an option solves that of the second.
-                if not tried or str(error.hint).startswith(("--", "add --")):
+                # The first graph's refusal stays, unless an option gives what the second lacks.
+                if not tried or isinstance(error, UsageError):
                     refusal = error.located(file=self.target)
                 tried = True
         raise refusal

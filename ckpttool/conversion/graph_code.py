@@ -361,7 +361,9 @@ class _GraphWriter:
     def _add(self, node: OperatorNode) -> None:
         emit, known = _STATEMENTS.get(node.op, (None, ()))
         if emit is None:
-            raise _refusal("this operator or layer", f"{node.op} in {node.title}" if node.title else node.op)
+            about = f"{node.op} in {node.title}" if node.title else node.op
+            reason = node.attributes.get("not_understood")
+            raise _refusal("this operator or layer", ", ".join(filter(None, (about, reason))))
         if unknown := node.attributes.keys() - set(known):
             raise _refusal(f"{node.op} with this attribute", min(unknown))
         if any(node.outputs[1:]) and node.op not in _SEVERAL:

@@ -362,7 +362,9 @@ class _AgentModules:
         self.framework = _FRAMEWORKS[self.target]
         settings, assumed = derive_code_settings(agent)
         self.settings = settings
-        self.ledger = sidecar.merge_entries(agent.ledger, assumed)
+        # The target's layout assumes what the source's did.
+        known = {entry.value for entry in agent.ledger}
+        self.ledger = (*agent.ledger, *(entry for entry in assumed if entry.value not in known))
         self.skipped: list[str] = []
         self.numbered = number_tensors(agent)
         moved = [display(move.source).rpartition("/")[2] for move in self.numbered.moves.values()]
