@@ -400,7 +400,8 @@ def _write_code(
     module = os.path.splitext(os.path.basename(file))[0]
     name = module if loading_code.is_word(module) else "CODE"
     lines = (f"import {name}", f"model = {name}.load({loading_code.python_literal(target)})")
-    return (*lines, f"actions = {name}.act(model, observations)") if "\ndef act(" in code else lines
+    results = "actions, *states" if "\nSTATES = " in code else "actions"
+    return (*lines, f"{results} = {name}.act(model, observations)") if "\ndef act(" in code else lines
 
 
 def _with_scores_of(written: Sidecar, layout: str) -> Sidecar:

@@ -653,7 +653,7 @@ def _iter_contained(container: KerasNode, step: PathStep, config: KerasConfig) -
                 stack.append((below, (*steps, attr(name))))
                 continue
             stored = known.get(name, NOTHING) if node is container else NOTHING
-            # A name that Keras gives to each layer of a class says less than the group's.
+            # A name that Keras gives to each layer of a class is no name of the program's.
             own = below.name is not None and keras_config.class_from_name(below.name) is None
             renamed = own and split_number(str(below.name))[0] != split_number(name)[0]
             shown = below.name if renamed and below.name is not None else name
