@@ -42,7 +42,7 @@ MOST = {
     "evaluation": (13_300, 126),
     "listing": (4_900, 42),
     "verification": (7_000, 57),
-    "conversion": (12_300, 76),
+    "conversion": (12_400, 76),
     "commands": (4_600, 38),
     "pages": (3_200, 38),
     "browser": (2_800, 33),

@@ -645,12 +645,19 @@ class _TargetWriter:
 
     def _policy_graph(self) -> tuple[Graph, PolicyCalls] | None:
         """Return what the source's policy computes and how it is called, with the facts that are known."""
+        from ckpttool.conversion.model_code import derive_code_settings
         from ckpttool.conversion.policy_graph import read_policy_graph
 
         binding = recognize_playable_agent(self.checkpoint)
         if binding is None:
             return None
-        return read_policy_graph(build_agent(self.checkpoint, binding, self.own))
+        agent = build_agent(self.checkpoint, binding, self.own)
+        try:
+            derive_code_settings(agent)
+        except UnsupportedError as error:
+            # An option gives the fact that no file states in a known form.
+            raise UsageError(error.message, file=error.file, found=error.found, hint=error.hint) from error
+        return read_policy_graph(agent)
 
     def _statistics(self) -> list[Output]:
         """Return the statistics file that the target's library reads beside its own file, if any."""

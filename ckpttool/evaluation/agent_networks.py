@@ -144,7 +144,7 @@ def derive_network_settings(
     recorded = known_choices(known)
     if facts.atom_range is not None and (recorded is None or recorded.scores != "atoms"):
         width = layer_widths(agent.tree, agent.binding.policy or agent.binding.parts[0])[1]
-        raise UsageError(
+        raise UnsupportedError(
             "a categorical DQN: no file contains how many atoms each action has",
             file=agent.checkpoint.path,
             found=f"{width} outputs",
