@@ -415,11 +415,11 @@ class _PlacementBuilder:
         groups: dict[str, str | None] = {"": None}
         for module, members in self.modules.items():
             group, leaves = self.groups[module], _order_leaves(members)
-            name = str(module[-1].value) if module else "model"
-            if variables_by_shape([leaf.shape for leaf in leaves]) is None and not class_from_name(name):
+            title = str(module[-1].value) if module else "model"
+            if variables_by_shape([leaf.shape for leaf in leaves]) is None and not class_from_name(title):
                 # Keras's own name of a layer, by which its variables are known.
-                name = layer_class(members, {}) or name
-            groups[group] = name
+                title = layer_class(members, {}) or title
+            groups[group] = title
             for number, leaf in enumerate(leaves):
                 datasets[f"{group}/vars/{number}".lstrip("/")] = leaf
         # The order in the file, not in the tree: there a bias may precede its kernel.
