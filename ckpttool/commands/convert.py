@@ -397,11 +397,11 @@ def _write_code(
 
     file = str(request.options.code)
     write_file(file, code.encode(), force=request.options.force, sources=checkpoint.files)
-    module = os.path.splitext(os.path.basename(file))[0]
-    name = module if loading_code.is_word(module) else "CODE"
-    lines = (f"import {name}", f"model = {name}.load({loading_code.python_literal(target)})")
-    results = "actions, *states" if "\nSTATES = " in code else "actions"
-    return (*lines, f"{results} = {name}.act(model, observations)") if "\ndef act(" in code else lines
+    name, _ = os.path.splitext(os.path.basename(file))
+    name = name if loading_code.is_word(name) else "CODE"
+    states = ", *states" * ("\nSTATES = " in code)
+    act = (f"actions{states} = {name}.act(model, observations)",) * ("\ndef act(" in code)
+    return (f"import {name}", f"model = {name}.load({loading_code.python_literal(target)})", *act)
 
 
 def _with_scores_of(written: Sidecar, layout: str) -> Sidecar:
@@ -594,16 +594,15 @@ class _TargetWriter:
             *sidecar.describe_decisions(self.ledger),
         )
         plan = GraphPlan(self.plan.ready.tree, self.plan.moves, checkpoint.tree, self.places)
-        target, tried = find_target_name(self.request.kind), False
+        target, refused = find_target_name(self.request.kind), False
         for read in (self._model_graph, self._policy_graph) if target in LANGUAGES else ():
             try:
                 if (computation := read()) is not None:
                     return write_graph_code(computation[0], plan, target, about, computation[1])
             except (UnsupportedError, UsageError) as error:
                 # The first graph's refusal stays, unless an option gives what the second lacks.
-                if not tried or isinstance(error, UsageError):
-                    refusal = error.located(file=self.target)
-                tried = True
+                other = refused and not isinstance(error, UsageError)
+                refusal, refused = refusal if other else error.located(file=self.target), True
         raise refusal
 
     def _agent_code(
@@ -645,19 +644,12 @@ class _TargetWriter:
 
     def _policy_graph(self) -> tuple[Graph, PolicyCalls] | None:
         """Return what the source's policy computes and how it is called, with the facts that are known."""
-        from ckpttool.conversion.model_code import derive_code_settings
         from ckpttool.conversion.policy_graph import read_policy_graph
 
         binding = recognize_playable_agent(self.checkpoint)
         if binding is None:
             return None
-        agent = build_agent(self.checkpoint, binding, self.own)
-        try:
-            derive_code_settings(agent)
-        except UnsupportedError as error:
-            # An option gives the fact that no file states in a known form.
-            raise UsageError(error.message, file=error.file, found=error.found, hint=error.hint) from error
-        return read_policy_graph(agent)
+        return read_policy_graph(build_agent(self.checkpoint, binding, self.own))
 
     def _statistics(self) -> list[Output]:
         """Return the statistics file that the target's library reads beside its own file, if any."""

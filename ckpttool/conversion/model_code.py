@@ -343,8 +343,12 @@ def write_code(agent: Agent, kind: TargetKind, source: str, digests: tuple[str |
 
 
 def derive_code_settings(agent: Agent) -> tuple[NetworkSettings, sidecar.LedgerEntries]:
-    """Return the settings of the agent's networks; raise UsageError without action bounds that they need."""
-    settings, assumed = derive_network_settings(agent, ActionBounds((), (), None))
+    """Return the settings of the agent's networks; raise UsageError without a fact that an option gives."""
+    try:
+        settings, assumed = derive_network_settings(agent, ActionBounds((), (), None))
+    except UnsupportedError as error:
+        # The file states it in a form that is not understood.
+        raise UsageError(error.message, file=error.file, found=error.found, hint=error.hint) from error
     if settings.choices is None and settings.action_low:
         require_even_bounds(agent, settings)
     elif settings.choices is None and settings.head not in UNBOUNDED:
