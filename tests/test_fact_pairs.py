@@ -13,7 +13,7 @@ import pytest
 from ckpttool import convert
 from ckpttool.commands.doctor import diagnose
 from ckpttool.commands.verify import verify
-from ckpttool.core import NotUnderstood, UnsupportedError
+from ckpttool.core import NotUnderstood, UnsupportedError, UsageError
 from ckpttool.evaluation.agent_facts import AgentFacts
 from ckpttool.evaluation.restore import restore_agent
 from tests import fact_pairs
@@ -161,6 +161,19 @@ def test_an_activation_that_is_stated_but_not_understood_is_not_taken_as_absent(
         convert(path, str(tmp_path / "out.onnx"))
     assert error.value.found == stated.text
     assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize("form", ["registered function", "unknown name"])
+def test_code_is_refused_for_the_fact_that_an_option_gives(tmp_path: Path, form: str) -> None:
+    """The model's graph is refused as well: it has a layer whose activation no statement computes."""
+    path, target = keras_file(tmp_path, STATED[form]), str(tmp_path / "out.pt")
+    stated = restore_agent(path).binding.facts.stated["activations"]
+    with pytest.raises(UsageError) as error:
+        convert(path, target, code="-")
+    assert isinstance(stated, NotUnderstood)
+    assert error.value.found == stated.text
+    ends = AgentFacts(activations="relu", action_low=-1.0, action_high=1.0)
+    assert "relu" in str(convert(path, target, code="-", facts=ends).code)
 
 
 @pytest.mark.parametrize("form", STATED)

@@ -297,6 +297,48 @@ def test_a_split_gives_several_values(tmp_path: Path) -> None:
     require_equal(expected, result)
 
 
+TURNED = {
+    "undone": ([("Relu", ["a"], "b", {})], "b", 0),
+    "scaled": ([("Mul", ["a", "two"], "b", {})], "b", 0),
+    "of other axes": ([("Softmax", ["a"], "b", {"axis": 1})], "b", 2),
+    "of a row": ([("Add", ["a", "row"], "b", {})], "b", 2),
+    "used again": ([("Relu", ["a"], "c", {}), ("Add", ["a", "c"], "b", {})], "b", 2),
+    "three times": ([("Transpose", ["a"], "b", {"perm": [0, 3, 1, 2]})], "b", 1),
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_transposes_that_undo_each_other_are_left_out(name: str, tmp_path: Path) -> None:
+    between, last, left = TURNED[name]
+    nodes = [
+        ("Conv", ["x", "kernel"], "h", {}),
+        ("Transpose", ["h"], "a", {"perm": [0, 2, 3, 1]}),
+        *between,
+        ("Transpose", [last], "d", {"perm": [0, 3, 1, 2]}),
+        ("Sigmoid", ["d"], "y", {}),
+    ]
+    values = {"kernel": weights(4, 4, 3, 3), "two": np.float32(2), "row": weights(4)}
+    expected, result, code = outputs_of(write(tmp_path, nodes, IMAGE, **values), [weights(*IMAGE)])
+    require_equal(expected, result)
+    assert code.count(".permute(") == left
+
+
+def test_a_variable_is_free_after_its_last_use(tmp_path: Path) -> None:
+    nodes = [
+        ("MatMul", ["x", "kernel"], "1", {}),
+        ("Relu", ["1"], "2", {}),
+        ("Tanh", ["2"], "3", {}),
+        ("Mul", ["2", "3"], "4", {}),
+        ("Sub", ["half", "4"], "5", {}),
+        ("Add", ["5", "1"], "y", {}),
+    ]
+    source = write(tmp_path, nodes, (3, 4), kernel=weights(4, 5), half=np.float32(0.5))
+    expected, result, code = outputs_of(source, [weights(3, 4)])
+    require_equal(expected, result)
+    assert "v3 = " in code
+    assert "v4 = " not in code
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention(causal: bool, tmp_path: Path) -> None:
     class Attention(torch.nn.Module):

@@ -394,6 +394,7 @@ def test_what_is_not_understood_is_listed_and_refused_by_its_class(wrong: dict[s
         (layer("Dense", "y", X, units=3, activation="relu", use_bias=True), "tensor kernel"),
         (layer("Activation", "y", X, activation="my_function"), "setting activation"),
         (layer("Lambda", "y", X, function=["code"]), None),
+        ({**layer("Dense", "y", X, units=3), "registered_name": "own>Dense"}, "custom class"),
     ],
     ids=lambda case: case["class_name"] if isinstance(case, dict) else str(case),
 )

@@ -6,6 +6,7 @@ statement here is refused by its name. Images have ONNX's order of axes in both 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.conversion.graph_texts import LANGUAGES, ONE_HOT, STATES
+from ckpttool.conversion.graph_texts import ACT, ACT_WITH_STATES, LANGUAGES, ONE_HOT, STATES
 from ckpttool.conversion.loading_code import is_word, python_literal
-from ckpttool.conversion.model_code import TORCH_ATTRIBUTES
+from ckpttool.conversion.model_code import TORCH_ATTRIBUTES, number_code, torch_function
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.kinds import ACTIVATION_KINDS
@@ -87,7 +88,9 @@ def write_graph_code(
         ]
         text += f"\n\n# Counts and first numbers of discrete observations.\nSPACES = {spaces!r}\n{ONE_HOT}"
         observed = f"encoded({observed})"
-    return text + language.act.replace("END", calls.result).replace("OBSERVED", observed)
+    act = ACT_WITH_STATES if calls.states else ACT
+    run = language.run.replace("OBSERVED", observed)
+    return text + act.replace("RUN", run).replace("END", calls.result)
 
 
 class PolicyCalls(NamedTuple):
@@ -150,11 +153,57 @@ _CAST = ("{0}.to(torch.{to})", 'ops.cast({0}, "{to}")')
 _CONCAT = ("torch.cat([{0}], {1})", "ops.concatenate([{0}], {1})")
 
 
+def _without_turns(graph: Graph) -> Graph:
+    """Return the graph without transposes of which the second undoes the first.
+
+    Between them are only functions of single entries. So are images of convolutions, whose channels are last
+    in a policy's network and in files of Keras.
+    """
+    nodes = {output: node for node in graph.nodes for output in node.outputs if output}
+    uses = Counter([name for node in graph.nodes for name in node.inputs] + [v.name for v in graph.outputs])
+    replaced: dict[str, str] = {}
+    for last in graph.nodes if not _has_branches(graph) else ():
+        name = last.inputs[0] if last.op == "Transpose" else ""
+        while uses[name] == 1 and name in nodes and _is_by_entry(nodes[name], graph):
+            name = nodes[name].inputs[0]
+        first = nodes.get(name)
+        if first is None or first.op != "Transpose" or uses[name] != 1 or name in replaced:
+            continue
+        order, back = (node.attributes.get("perm", ()) for node in (first, last))
+        if order and [order[axis] for axis in back] == [*range(len(order))]:
+            replaced |= {name: first.inputs[0], last.outputs[0]: last.inputs[0]}
+    kept = [node for node in graph.nodes if node.outputs[0] not in replaced]
+
+    def source(name: str) -> str:
+        while name in replaced:
+            name = replaced[name]
+        return name
+
+    outputs = tuple(value._replace(name=source(value.name)) for value in graph.outputs)
+    moved = tuple(replace(node, inputs=tuple(map(source, node.inputs))) for node in kept)
+    return replace(graph, nodes=moved, outputs=outputs)
+
+
+def _has_branches(graph: Graph) -> bool:
+    return any(isinstance(value, Graph) for node in graph.nodes for value in node.attributes.values())
+
+
+def _is_by_entry(node: OperatorNode, graph: Graph) -> bool:
+    """Return whether an operator computes each entry from the same entry of its first input."""
+    sizes = [graph.constants[n].shape if n in graph.constants else None for n in node.inputs[1:]]
+    return node.op in _BY_ENTRY and all(shape in ((), (1,)) for shape in sizes)
+
+
 class _GraphWriter:
     """Statements of a graph; `names` are the variables of its values."""
 
     def __init__(self, graph: Graph, plan: GraphPlan, target: str) -> None:
+        graph = _without_turns(graph)
         self.graph, self.plan = graph, plan
+        self.last_uses = {name: at for at, node in enumerate(graph.nodes) for name in node.inputs}
+        self.last_uses |= dict.fromkeys((value.name for value in graph.outputs), len(graph.nodes))
+        self.reuses = not _has_branches(graph)
+        self.ranks = {value.name: len(value.shape or ()) for value in graph.inputs}
         self.language = LANGUAGES[target]
         # Names may have changed before the moves: a leaf's bytes show which entry it became.
         self.moves: dict[int, list[Move]] = {}
@@ -194,8 +243,8 @@ class _GraphWriter:
         if count > 1:
             raise _refusal("two tensors with one name", name)
         arguments = [self._variable(value.name, f"x{at}") for at, value in enumerate(self.graph.inputs)]
-        for node in self.graph.nodes:
-            self._add(node)
+        for at, node in enumerate(self.graph.nodes):
+            self._add(node, at)
         results = ", ".join(self.value(value.name) for value in self.graph.outputs)
         shapes = [
             f"{name} {list(value.shape or ())}"
@@ -232,12 +281,11 @@ class _GraphWriter:
         return key
 
     def _variable(self, name: str, otherwise: str) -> str:
-        usable = (
-            is_word(name)
-            and name.isascii()
-            and name not in {*_USED, *self.language.helpers, *self.names.values()}
-        )
-        self.names[name] = name if usable and not re.fullmatch(r"[vx]\d+", name) else otherwise
+        ends = (*self.graph.inputs, *self.graph.outputs)
+        word = re.sub(r"[\W_]+", "_", name).strip("_") if any(name == each.name for each in ends) else name
+        taken = {*_USED, *self.language.helpers, *self.names.values()}
+        usable = is_word(word) and word.isascii() and word not in taken
+        self.names[name] = word if usable and not re.fullmatch(r"[vx]\d+", word) else otherwise
         return self.names[name]
 
     def value(self, name: str) -> str:
@@ -330,7 +378,7 @@ class _GraphWriter:
     def _changed(self, expression: str, leaf: Leaf, rule: Rule) -> str:
         match rule:
             case Permute(axes):
-                return self.write(_PERMUTE, expression, axes)
+                return self.write(_TURNED if axes == (1, 0) else _PERMUTE, expression, axes)
             case Reshape(shape):
                 return self.write(_RESHAPE, expression, tuple(shape))
             case Cast(dtype):
@@ -358,19 +406,44 @@ class _GraphWriter:
                 return pieces[0] if len(pieces) == 1 else self.write(_CONCAT, ", ".join(pieces), axis)
         raise _refusal("a weight that is stored in another form", rule.name)
 
-    def _add(self, node: OperatorNode) -> None:
+    def _free_variable(self, at: int) -> str:
+        """Return a variable that no node after this one uses, and that is no argument."""
+        if not self.reuses:
+            return f"v{len(self.lines)}"
+        needed = {name for value, name in self.names.items() if self.last_uses.get(value, -1) > at}
+        needed |= {self.names[value.name] for value in self.graph.inputs}
+        names = itertools.chain(("x",), (f"v{number}" for number in itertools.count(1)))
+        return next(name for name in names if name not in needed)
+
+    def _operands(self, node: OperatorNode, arguments: list[str]) -> list[str]:
+        """Return the arguments of a sum or product, with a number instead of a tensor of one."""
+        for name, (at, other) in zip(node.inputs, ((0, -1), (1, 0)), strict=False):
+            constant, rank = self.constants.get(name), self.ranks.get(node.inputs[other], 0)
+            if constant is None or constant.path is not None or node.inputs[other] in self.constants:
+                continue
+            if constant.shape == () or (constant.shape == (1,) and rank > 0):
+                array = self.array(name)
+                if array.dtype == np.float32 and np.isfinite(array).all():
+                    arguments[at] = number_code(array.item())
+        return arguments
+
+    def _add(self, node: OperatorNode, at: int = 0) -> None:
         emit, known = _STATEMENTS.get(node.op, (None, ()))
         if emit is None:
-            raise _refusal("this operator or layer", f"{node.op} in {node.title}" if node.title else node.op)
+            about = f"{node.op} in {node.title}" if node.title else node.op
+            reason = node.attributes.get("not_understood")
+            raise _refusal("this operator or layer", ", ".join(filter(None, (about, reason))))
         if unknown := node.attributes.keys() - set(known):
             raise _refusal(f"{node.op} with this attribute", min(unknown))
         if any(node.outputs[1:]) and node.op not in _SEVERAL:
             raise _refusal("an operator with several results", node.op)
         static = node.inputs[1:] if node.op in _STATIC else ()
         arguments = [self.value(name) if name and name not in static else "" for name in node.inputs]
+        if node.op in ("Add", "Sub", "Mul"):
+            arguments = self._operands(node, arguments)
         expression = emit(self, node, arguments)
         if node.op not in _SEVERAL:
-            self.line(f"{self._variable(node.outputs[0], f'v{len(self.lines)}')} = {expression}")
+            self.line(f"{self._variable(node.outputs[0], self._free_variable(at))} = {expression}")
         elif expression:
             self.line(f"{', '.join(self.results(node))}, = {expression}")
 
@@ -473,10 +546,14 @@ def _convolution(writer: _GraphWriter, node: OperatorNode, arguments: Arguments)
     sides = tuple(side for pair in reversed(pads) for side in pair)
     source = arguments[0] if even else f"F.pad({arguments[0]}, {sides})"
     padding = tuple(before for before, _ in pads) if even else (0,) * axes
-    return (
-        f"F.conv{axes}d({source}, {arguments[1]}, {bias}, stride={strides}, "
-        f"padding={padding}, dilation={dilations}, groups={groups})"
+    settings = {"stride": (strides, 1), "padding": (padding, 0), "dilation": (dilations, 1)}
+    more = "".join(
+        f", {name}={numbers[0] if len({*numbers}) == 1 else numbers}"
+        for name, (numbers, usual) in settings.items()
+        if {*numbers} != {usual}
     )
+    more += f", groups={groups}" * (groups != 1)
+    return f"F.conv{axes}d({source}, {arguments[1]}, {bias}{more})"
 
 
 def _pool(kind: str) -> Emit:
@@ -681,6 +758,12 @@ def _gather(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> s
     return writer.write(pair, *arguments, "..., " if axis < 0 else ":, " * axis, axis)
 
 
+def _arg_max(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
+    axis, kept = node.attributes.get("axis", 0), bool(node.attributes.get("keepdims", 1))
+    pair = ("{0}.argmax({1}, keepdim={2})", 'ops.cast(ops.argmax({0}, {1}, keepdims={2}), "int64")')
+    return writer.write(pair, arguments[0], axis, kept)
+
+
 def _triangle(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     offset = writer.numbers(node.inputs[1])[0] if len(node.inputs) > 1 else 0
     name = "triu" if node.attributes.get("upper", 1) else "tril"
@@ -756,12 +839,14 @@ _PAD = (
 )
 # Functions of one tensor without settings.
 _PLAIN = {
-    row.onnx: (f"nn.{row.torch}()({{0}})", f"keras.activations.{row.keras[0]}({{0}})")
+    row.onnx: (f"{torch_function(row.name)}({{0}})", f"keras.activations.{row.keras[0]}({{0}})")
     for row in ACTIVATION_KINDS.values()
     if row.onnx and row.torch and row.keras and row.is_plain and row.name not in ("gelu", "selu")
 }
 _SIGNS = {"Add": "+", "Sub": "-", "Mul": "*", "Equal": "==", "Greater": ">", "GreaterOrEqual": ">="}
 _SIGNS |= {"Less": "<", "LessOrEqual": "<=", "And": "&", "Or": "|", "Xor": "^"}
+# Operators that compute each entry from the same entry of their first input.
+_BY_ENTRY = frozenset((*_PLAIN, "Identity", "Add", "Sub", "Mul", "LeakyRelu", "Elu", "Celu", "Selu", "Gelu"))
 _SAME = ("Exp", "Log", "Sqrt", "Abs", "Erf", "Sin", "Cos", "Tan", "Sinh", "Cosh", "Ceil", "Floor", "Round")
 _INVERSES = ("Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh")
 _SELU = {"alpha": SELU_ALPHA, "gamma": SELU_SCALE}
@@ -799,12 +884,6 @@ _EXPRESSIONS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ),
     ("Softmax", {"axis": -1}, "{0}.softmax({axis})", "ops.softmax({0}, axis={axis})"),
     ("LogSoftmax", {"axis": -1}, "{0}.log_softmax({axis})", "ops.log_softmax({0}, axis={axis})"),
-    (
-        "ArgMax",
-        {"axis": 0, "keepdims": 1},
-        "{0}.argmax({axis}, keepdim={keepdims} == 1)",
-        'ops.cast(ops.argmax({0}, {axis}, keepdims={keepdims} == 1), "int64")',
-    ),
     (
         "Compress",
         {"axis": 0},
@@ -846,6 +925,7 @@ _STATEMENTS: Mapping[str, tuple[Emit, tuple[str, ...]]] = {
         ("equation",),
     ),
     "Gather": (_gather, ("axis",)),
+    "ArgMax": (_arg_max, ("axis", "keepdims")),
     "ConstantOfShape": (_full, ("value",)),
     "Trilu": (_triangle, ("upper",)),
     "Shape": (_shape, ("start", "end")),

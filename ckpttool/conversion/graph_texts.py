@@ -96,14 +96,20 @@ def load(path):
             variable.assign(value)
     return model
 """
-_ACT = """
+ACT = """
 
 def act(model, *observations):
-    \"\"\"Return the actions, and the next states of a policy that receives states.\"\"\"
+    \"\"\"Return the actions.\"\"\"
 RUN
-    actions, *states = results if isinstance(results, (tuple, list)) else (results,)
-    actions = np.asarray(actions)END
-    return (actions, *map(np.asarray, states)) if states else actions
+    return np.asarray(results)END
+"""
+ACT_WITH_STATES = """
+
+def act(model, *observations):
+    \"\"\"Return the actions and the next states; the states come after the observations.\"\"\"
+RUN
+    actions, *states = results
+    return (np.asarray(actions)END, *map(np.asarray, states))
 """
 _TORCH_RUN = """    with torch.no_grad():
         results = model(*(torch.as_tensor(each, dtype=torch.float32) for each in OBSERVED))"""
@@ -259,7 +265,7 @@ class Language(NamedTuple):
     column: int
     head: str
     load: str
-    act: str
+    run: str
     method: str
     helpers: Mapping[str, str]
     keyed: bool = True
@@ -273,13 +279,13 @@ class Language(NamedTuple):
 def _keras(imports: str, opened: str, read: str, more: str = "") -> Language:
     head = _KERAS_HEAD.replace("IMPORTS", imports)
     load = _KERAS_LOAD.replace("OPEN", opened).replace("READ", read) + more
-    return Language(1, head, load, _ACT.replace("RUN", _KERAS_RUN), "call", _KERAS_HELPERS | _CELLS)
+    return Language(1, head, load, _KERAS_RUN, "call", _KERAS_HELPERS | _CELLS)
 
 
 def _torch(imports: str, read: str, more: str = "") -> Language:
     head, load = _TORCH_HEAD.replace("IMPORTS", imports), _TORCH_LOAD.replace("READ", read) + more
     helpers = _TORCH_HELPERS | {name: _in_torch(text) for name, text in _CELLS.items()}
-    return Language(0, head, load, _ACT.replace("RUN", _TORCH_RUN), "forward", helpers, keyed=more != _NESTED)
+    return Language(0, head, load, _TORCH_RUN, "forward", helpers, keyed=more != _NESTED)
 
 
 # Keras writes bfloat16 as bytes of two, and names it in an attribute.

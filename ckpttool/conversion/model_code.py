@@ -82,8 +82,11 @@ TORCH_ATTRIBUTES = frozenset(_IN_TORCH.split())
 _RESERVED = TORCH_ATTRIBUTES | frozenset(_IN_KERAS.split())
 
 
-# Functions of torch itself; the others are in torch.nn.functional.
-_OF_TORCH = frozenset(("relu", "tanh", "sigmoid"))
+def torch_function(activation: str) -> str:
+    """Return the function of an activation: of torch itself, or of torch.nn.functional."""
+    return (
+        f"torch.{activation}" if activation in ("relu", "tanh", "sigmoid") else f"nn.functional.{activation}"
+    )
 
 
 class _StoredArray(NamedTuple):
@@ -340,8 +343,12 @@ def write_code(agent: Agent, kind: TargetKind, source: str, digests: tuple[str |
 
 
 def derive_code_settings(agent: Agent) -> tuple[NetworkSettings, sidecar.LedgerEntries]:
-    """Return the settings of the agent's networks; raise UsageError without action bounds that they need."""
-    settings, assumed = derive_network_settings(agent, ActionBounds((), (), None))
+    """Return the settings of the agent's networks; raise UsageError without a fact that an option gives."""
+    try:
+        settings, assumed = derive_network_settings(agent, ActionBounds((), (), None))
+    except UnsupportedError as error:
+        # The file states it in a form that is not understood.
+        raise UsageError(error.message, file=error.file, found=error.found, hint=error.hint) from error
     if settings.choices is None and settings.action_low:
         require_even_bounds(agent, settings)
     elif settings.choices is None and settings.head not in UNBOUNDED:
@@ -362,7 +369,9 @@ class _AgentModules:
         self.framework = _FRAMEWORKS[self.target]
         settings, assumed = derive_code_settings(agent)
         self.settings = settings
-        self.ledger = sidecar.merge_entries(agent.ledger, assumed)
+        # The target's layout assumes what the source's did.
+        known = {entry.value for entry in agent.ledger}
+        self.ledger = (*agent.ledger, *(entry for entry in assumed if entry.value not in known))
         self.skipped: list[str] = []
         self.numbered = number_tensors(agent)
         moved = [display(move.source).rpartition("/")[2] for move in self.numbered.moves.values()]
@@ -888,8 +897,7 @@ class _Writer(_AgentModules):
         argument = slope if layer.name == "leaky_relu" else ""
         more = f", {argument}" if argument else ""
         if self.framework.torch:
-            package = "torch" if layer.name in _OF_TORCH else "nn.functional"
-            return f"nn.{kind.torch}({argument})", f"{package}.{layer.name}({{x}}{more})"
+            return f"nn.{kind.torch}({argument})", f"{torch_function(layer.name)}({{x}}{more})"
         call = f"keras.activations.{kind.keras[0]}({{x}}{more})"
         return f"lambda x: {call.format(x='x')}" if more else f'"{kind.keras[0]}"', call
 
@@ -1226,7 +1234,7 @@ class _Statements:
         """Return one number where all are equal, else the name of a constant."""
         row = array.astype(np.float32).ravel()
         if row.size and (row == row[0]).all():
-            return _number_code(row[0])
+            return number_code(row[0])
         return self._constant(number, name, array)
 
     def _constant(self, number: int, name: str, array: np.ndarray) -> str:
@@ -1277,7 +1285,7 @@ _HELPERS = {
 }
 
 
-def _number_code(value: np.floating[Any]) -> str:
+def number_code(value: np.floating[Any]) -> str:
     """Return a float32 as the shortest literal that is read as the same float32."""
     number = np.float32(value)
     if not np.isfinite(number):
@@ -1287,7 +1295,7 @@ def _number_code(value: np.floating[Any]) -> str:
 
 
 def _array_code(array: np.ndarray) -> str:
-    numbers = [_number_code(value) for value in array.astype(np.float32).ravel()]
+    numbers = [number_code(value) for value in array.astype(np.float32).ravel()]
     rows = [", ".join(numbers[start : start + 8]) for start in range(0, len(numbers), 8)]
     inner = ",\n    ".join(rows)
     return f"np.array([\n    {inner},\n], np.float32)"

@@ -451,8 +451,8 @@ def report_moves(ready: PreparedTree, target: Tree, moves: tuple[Move, ...]) -> 
 
 
 TENSORFLOW, NUMPY = "tensorflow", "numpy"
-# Formats that pickle NumPy arrays, among much else, for any training framework.
-PICKLES = frozenset(("rllib",))
+# Formats of libraries' own files: NumPy arrays, among settings that have no meaning elsewhere.
+OWN_FILES = frozenset(("rllib", "stable_baselines2"))
 # Layouts of a library's own container, whose settings have no meaning elsewhere.
 ENCLOSED = frozenset(("stable_baselines3", "rllib", "rllib_policy", "d3rlpy"))
 
@@ -818,8 +818,10 @@ def _is_kept(
     source_framework = native
     if source_framework != NUMPY:
         # A program's own data is an agent for others only if a layout recognises it; variables by name and
-        # objects are TensorFlow's own.
-        return source_framework == target_framework == TENSORFLOW and source not in PICKLES
+        # objects are TensorFlow's own. Those of Stable-Baselines 2 have the names of its graph.
+        by_name = source == "stable_baselines2" and request.kind == targets.TARGETS["tf1"]
+        own = source in OWN_FILES and not by_name
+        return source_framework == target_framework == TENSORFLOW and not own
     # Arrays of no framework keep their paths; their names show which program named them.
     return (
         binding.layout not in ENCLOSED

@@ -40,10 +40,11 @@ def write_code_file(
     """Write the code of the written networks; return the lines that use it."""
     file = str(request.options.code)
     write_file(file, code.encode(), force=request.options.force, sources=checkpoint.files)
-    module = os.path.splitext(os.path.basename(file))[0]
-    name = module if loading_code.is_word(module) else "CODE"
-    lines = (f"import {name}", f"model = {name}.load({loading_code.python_literal(target)})")
-    return (*lines, f"actions = {name}.act(model, observations)") if "\ndef act(" in code else lines
+    name, _ = os.path.splitext(os.path.basename(file))
+    name = name if loading_code.is_word(name) else "CODE"
+    states = ", *states" * ("\nSTATES = " in code)
+    act = (f"actions{states} = {name}.act(model, observations)",) * ("\ndef act(" in code)
+    return (f"import {name}", f"model = {name}.load({loading_code.python_literal(target)})", *act)
 
 
 def format_code(
@@ -68,16 +69,15 @@ def format_code(
         *sidecar.describe_decisions(writer.ledger),
     )
     plan = GraphPlan(writer.plan.ready.tree, writer.plan.moves, checkpoint.tree, writer.places)
-    target, tried = find_target_name(writer.request.kind), False
+    target, refused = find_target_name(writer.request.kind), False
     for read in (_model_graph, _policy_graph) if target in LANGUAGES else ():
         try:
             if (computation := read(writer)) is not None:
                 return write_graph_code(computation[0], plan, target, about, computation[1])
         except (UnsupportedError, UsageError) as error:
-            # The first graph's refusal stays, unless an option solves that of the second.
-            if not tried or str(error.hint).startswith(("--", "add --")):
-                refusal = error.located(file=writer.target)
-            tried = True
+            # The first graph's refusal stays, unless an option gives what the second lacks.
+            other = refused and not isinstance(error, UsageError)
+            refusal, refused = refusal if other else error.located(file=writer.target), True
     raise refusal
 
 

@@ -27,10 +27,12 @@ from ckpttool.formats.keras_config import (
     PARTS,
     ConfigAudit,
     audit_json,
+    class_from_name,
     config_of,
     merge_audits,
     parse_config,
     snake_case,
+    variables_by_shape,
 )
 from ckpttool.formats.keras_tree import SLOTS, list_model, optimizer_class, optimizer_config
 from ckpttool.formats.probe import FormatDefinition, OutputFile, Probe, WritingFormatDefinition
@@ -412,9 +414,13 @@ class _PlacementBuilder:
         datasets: dict[str, Leaf] = {}
         groups: dict[str, str | None] = {"": None}
         for module, members in self.modules.items():
-            group = self.groups[module]
-            groups[group] = str(module[-1].value) if module else "model"
-            for number, leaf in enumerate(_order_leaves(members)):
+            group, leaves = self.groups[module], _order_leaves(members)
+            title = str(module[-1].value) if module else "model"
+            if variables_by_shape([leaf.shape for leaf in leaves]) is None and not class_from_name(title):
+                # Keras's own name of a layer, by which its variables are known.
+                title = layer_class(members, {}) or title
+            groups[group] = title
+            for number, leaf in enumerate(leaves):
                 datasets[f"{group}/vars/{number}".lstrip("/")] = leaf
         # The order in the file, not in the tree: there a bias may precede its kernel.
         position = {id(leaf): number for number, leaf in enumerate(datasets.values())}
@@ -529,7 +535,7 @@ def _group_name(step: PathStep) -> str:
     return word
 
 
-def _order_leaves(members: dict[str, Leaf]) -> Iterable[Leaf]:
+def _order_leaves(members: dict[str, Leaf]) -> list[Leaf]:
     names = [name.removeprefix("_") for name in members]
     if all(name in _RANK for name in names):
         return [

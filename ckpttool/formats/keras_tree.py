@@ -653,10 +653,9 @@ def _iter_contained(container: KerasNode, step: PathStep, config: KerasConfig) -
                 stack.append((below, (*steps, attr(name))))
                 continue
             stored = known.get(name, NOTHING) if node is container else NOTHING
-            renamed = (
-                below.name is not None
-                and keras_config.split_number(below.name)[0] != keras_config.split_number(name)[0]
-            )
+            # A name that Keras gives to each layer of a class is no name of the program's.
+            own = below.name is not None and keras_config.class_from_name(below.name) is None
+            renamed = own and split_number(str(below.name))[0] != split_number(name)[0]
             shown = below.name if renamed and below.name is not None else name
             setting = _infer_class(stored, below, name, stored=True)
             yield KerasMember(below, (*steps, attr(shown)), setting, container=container.group)

@@ -408,7 +408,7 @@ class _KerasGraphReader:
         call = LayerCall(self, layer, inner, arguments, named)
         try:
             if foreign:
-                raise OpaqueError
+                raise OpaqueError("custom class")
             results = find_rule(layer)(call)
             call.require_understood()
         except OpaqueError as error:

@@ -38,7 +38,7 @@ CODE = """
 `convert --code` of every file whose computation is known. A process without ckpttool runs the code, which must load the whole file
 strictly, and its actions or outputs are compared with those of the RL library or framework that wrote the file, with ONNX Runtime,
 TorchScript or Keras, or else with the restored agent. `python -m tests.everyday.code_share --record` writes every verdict to
-`tests/everyday/code.tsv`. For Keras, 60 agents were drawn at random (seed 0); 58 of them have a policy.
+`tests/everyday/code.tsv`.
 
 What no file states is given where the message requires it. Where a fact that changes the actions cannot be applied, such as a layer
 of an own class, the exit status is 1 and names it. Weights alone do not show skip connections, further inputs, or norms elsewhere: the
