@@ -54,22 +54,31 @@ def package_face(**renamed: str) -> None:
 
 
 def call_from_python(name: str, function: "Callable[..., object]") -> "Callable[..., object]":
-    """Return a public function that takes paths of any type and whose errors name its keywords."""
+    """Return a public function that takes paths of any type and whose sentences name its keywords."""
     import functools
 
     @functools.wraps(function)
     def call(*arguments: object, **keywords: object) -> object:
         from ckpttool.core.errors import CkpttoolError
 
+        texts = [*map(path_text, arguments)]
         try:
-            return function(
-                *map(path_text, arguments), **{word: path_text(value) for word, value in keywords.items()}
-            )
+            result = function(*texts, **{word: path_text(value) for word, value in keywords.items()})
         except CkpttoolError as error:
             from ckpttool.cli.keywords import use_keywords
 
-            use_keywords(error, call)
+            use_keywords(error, call, texts, keywords)
             raise
+        if not hasattr(result, "document"):
+            return result
+        from ckpttool.core.text import map_sentences
+
+        return map_sentences(result, translate)
+
+    def translate(sentence: str) -> str:
+        from ckpttool.cli.keywords import translate_sentence
+
+        return translate_sentence(sentence, call)
 
     call.__module__, call.__name__, call.__qualname__ = "ckpttool", name, name  # pickled by these
     return call
