@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+# Parameters of public functions that are names of files and folders.
+_PATHS = ("file", "first", "path", "paths", "second", "source", "target")
+
+
 def package_face(**renamed: str) -> None:
     """Give the calling package the names that it imports for type checkers, each loaded on first use.
 
@@ -62,7 +66,10 @@ def call_from_python(name: str, function: "Callable[..., object]") -> "Callable[
         from ckpttool.core.errors import CkpttoolError
 
         texts = [*map(path_text, arguments)]
+        stated = {**dict(zip(function.__annotations__, texts, strict=False)), **keywords}
         try:
+            for parameter, value in stated.items():
+                require_path(parameter, function.__annotations__.get(parameter), path_text(value))
             result = function(*texts, **{word: path_text(value) for word, value in keywords.items()})
         except CkpttoolError as error:
             from ckpttool.cli.keywords import use_keywords
@@ -89,6 +96,24 @@ def path_text(value: object) -> object:
     if isinstance(value, list | tuple) and any(isinstance(item, os.PathLike) for item in value):
         return [path_text(item) for item in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def require_path(parameter: str, annotation: object, value: object) -> None:
+    """Raise UsageError unless a parameter of paths has text, or a list of texts where it takes one."""
+    several = annotation == "str | Sequence[str]"
+    if parameter not in _PATHS or not (several or annotation == "str"):
+        return
+    items = value if several and isinstance(value, list | tuple) else [value]
+    wrong = [type(item).__name__ for item in items if not isinstance(item, str)]
+    if wrong:
+        from ckpttool.core.errors import UsageError
+
+        raise UsageError(
+            f"{parameter} is not a path",
+            expected="the name of a file or folder",
+            found=wrong[0],
+            hint="pass the path that was opened: its attribute `path`" if wrong[0] == "Checkpoint" else None,
+        )
 
 
 def exit_interrupted(signum: int, frame: object) -> None:  # noqa: ARG001

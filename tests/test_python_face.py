@@ -253,6 +253,27 @@ WRONG: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "save a dict": ("save", ({"a": np.ones(3)}, "x.npz"), {}),
     "save a checkpoint": ("save", (ckpttool.open(str(TORCH_SAMPLE)), "x.npz"), {}),
     "film a number": ("video", (3,), {}),
+    **{
+        f"{name} {kind}": (name, (value, "x.npz")[: 2 if name in ("convert", "export", "verify") else 1], {})
+        for name in (
+            "check",
+            "convert",
+            "digest",
+            "evaluate",
+            "export",
+            "report",
+            "summary",
+            "sweep",
+            "verify",
+        )
+        for kind, value in (
+            ("a checkpoint", ckpttool.open(str(TORCH_SAMPLE))),
+            ("a number", 3),
+            ("nothing", None),
+            ("a list", [Path("a.pt"), 3]),
+        )
+    },
+    "check a checkpoint by name": ("check", (), {"paths": ckpttool.open(str(TORCH_SAMPLE))}),
     "plot a path": ("plot", (str(TORCH_SAMPLE), "x.svg"), {}),
     **{
         name: (name.split()[0], (str(TORCH_SAMPLE), *more), keywords)

@@ -63,6 +63,8 @@ TARGETS: dict[str, TargetKind] = {
 # Exports for running, without a tree that could be read back (conversion/export.py).
 ONNX = "onnx"
 EXPORTS = (ONNX,)
+# Suffixes of models that no target is.
+_UNWRITTEN = (".keras", ".pb")
 _SUFFIXES = {
     ".pt": "torch",
     ".pth": "torch",
@@ -153,15 +155,22 @@ def _require_suffix(target: str, chosen: str) -> None:
     """Raise UsageError for a target whose suffix is that of another format."""
     suffix = os.path.splitext(target)[1]
     if _contradicts(suffix, chosen):
+        implied = _SUFFIXES.get(suffix)
+        owner = f"that of --to {implied}" if implied else "another program's"
+        choices = "leave out --to, or " if implied else ""
         raise UsageError(
-            f"the suffix {suffix} is that of --to {_SUFFIXES[suffix]}, not of --to {chosen}",
+            f"the suffix {suffix} is {owner}, not of --to {chosen}",
             file=target,
-            hint=f"leave out --to, or name the target {_rename_target(target, chosen)}",
+            hint=f"{choices}name the target {_rename_target(target, chosen)}",
         )
 
 
 def _contradicts(suffix: str, chosen: str) -> bool:
     """Return whether a suffix is that of another format than the target's name."""
+    if suffix and suffix not in _SUFFIXES:
+        from ckpttool.listing import candidates  # few targets have such a suffix
+
+        return suffix in _UNWRITTEN or candidates.suffix_kind(suffix) == candidates.FOREIGN
     implied = _SUFFIXES.get(suffix, chosen)
     formats = {TARGETS[word].format if word in TARGETS else word for word in (chosen, implied)}
     return len(formats) > 1
