@@ -137,6 +137,10 @@ def _unknown_target_error(chosen: str, known: Collection[str]) -> UsageError:
 
 def infer_target_word(target: str, to: str | None) -> str:
     """Return the target's name: `to`, else the one implied by the target's suffix."""
+    if target == "-":
+        raise UsageError(
+            "a checkpoint is not written to stdout", hint="name a file: its receipt lies beside it"
+        )
     chosen, known = to or _SUFFIXES.get(os.path.splitext(target)[1]), (*TARGETS, *EXPORTS)
     chosen = _ALIASES.get(chosen, chosen) if chosen is not None else None
     if chosen is None:
