@@ -66,10 +66,11 @@ def call_from_python(name: str, function: "Callable[..., object]") -> "Callable[
         from ckpttool.core.errors import CkpttoolError
 
         texts = [*map(path_text, arguments)]
-        stated = {**dict(zip(function.__annotations__, texts, strict=False)), **keywords}
+        kinds = function.__annotations__
+        names = [*kinds][: len(texts)]
         try:
-            for parameter, value in stated.items():
-                require_path(parameter, function.__annotations__.get(parameter), path_text(value))
+            for parameter, value in [*((name, texts[n]) for n, name in enumerate(names)), *keywords.items()]:
+                require_path(parameter, kinds.get(parameter), path_text(value))
             result = function(*texts, **{word: path_text(value) for word, value in keywords.items()})
         except CkpttoolError as error:
             from ckpttool.cli.keywords import use_keywords
