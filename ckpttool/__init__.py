@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+# Parameters of public functions that are names of files and folders.
+_PATHS = ("file", "first", "path", "paths", "second", "source", "target")
+
+
 def package_face(**renamed: str) -> None:
     """Give the calling package the names that it imports for type checkers, each loaded on first use.
 
@@ -54,22 +58,35 @@ def package_face(**renamed: str) -> None:
 
 
 def call_from_python(name: str, function: "Callable[..., object]") -> "Callable[..., object]":
-    """Return a public function that takes paths of any type and whose errors name its keywords."""
+    """Return a public function that takes paths of any type and whose sentences name its keywords."""
     import functools
 
     @functools.wraps(function)
     def call(*arguments: object, **keywords: object) -> object:
         from ckpttool.core.errors import CkpttoolError
 
+        texts = [*map(path_text, arguments)]
+        kinds = function.__annotations__
+        names = [*kinds][: len(texts)]
         try:
-            return function(
-                *map(path_text, arguments), **{word: path_text(value) for word, value in keywords.items()}
-            )
+            for parameter, value in [*((name, texts[n]) for n, name in enumerate(names)), *keywords.items()]:
+                require_path(parameter, kinds.get(parameter), path_text(value))
+            result = function(*texts, **{word: path_text(value) for word, value in keywords.items()})
         except CkpttoolError as error:
             from ckpttool.cli.keywords import use_keywords
 
-            use_keywords(error, call)
+            use_keywords(error, call, texts, keywords)
             raise
+        if not hasattr(result, "document"):
+            return result
+        from ckpttool.core.text import map_sentences
+
+        return map_sentences(result, translate)
+
+    def translate(sentence: str) -> str:
+        from ckpttool.cli.keywords import translate_sentence
+
+        return translate_sentence(sentence, call)
 
     call.__module__, call.__name__, call.__qualname__ = "ckpttool", name, name  # pickled by these
     return call
@@ -80,6 +97,24 @@ def path_text(value: object) -> object:
     if isinstance(value, list | tuple) and any(isinstance(item, os.PathLike) for item in value):
         return [path_text(item) for item in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def require_path(parameter: str, annotation: object, value: object) -> None:
+    """Raise UsageError unless a parameter of paths has text, or a list of texts where it takes one."""
+    several = annotation == "str | Sequence[str]"
+    if parameter not in _PATHS or not (several or annotation == "str"):
+        return
+    items = value if several and isinstance(value, list | tuple) else [value]
+    wrong = [type(item).__name__ for item in items if not isinstance(item, str)]
+    if wrong:
+        from ckpttool.core.errors import UsageError
+
+        raise UsageError(
+            f"{parameter} is not a path",
+            expected="the name of a file or folder",
+            found=wrong[0],
+            hint="pass the path that was opened: its attribute `path`" if wrong[0] == "Checkpoint" else None,
+        )
 
 
 def exit_interrupted(signum: int, frame: object) -> None:  # noqa: ARG001

@@ -7,6 +7,9 @@ A format that it suggests is one that the target's name allows, or it names anot
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import html
 import json
 import os
 import re
@@ -134,3 +137,36 @@ def follow(printed: str, folder: Path | None, run: Callable[..., Any]) -> None:
             finally:
                 _following.clear()
             assert ran.status in (0, 1) or refusal(ran.err) != refusal(printed), f"{words}\n{ran.err}"
+
+
+# --- In Python ------------------------------------------------------------------------------------------
+
+_CALL = re.compile(r"ckpttool\.[a-z]\w*\(")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+
+
+def calls_of(hint: str) -> Iterator[str]:
+    """Yield the calls of public functions in a hint, as far as Python parses them."""
+    for match in _CALL.finditer(hint):
+        for end in re.finditer(r"\)", hint[match.start() :]):
+            call = hint[match.start() : match.start() + end.end()]
+            with contextlib.suppress(SyntaxError):
+                ast.parse(call, mode="eval")
+                yield call
+                break
+        else:
+            raise AssertionError(f"no call: {hint}")
+
+
+def sentences_of(result: Any) -> str:
+    """Return what a person reads of a result: the texts of its document, and its table in a notebook."""
+
+    def texts(value: Any) -> Iterator[str]:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict | list):
+            for item in value.values() if isinstance(value, dict) else value:
+                yield from texts(item)
+
+    page = html.unescape(re.sub("<[^>]*>", "\n", result._repr_html_()))
+    return "\n".join([*texts(result.document()), page])

@@ -36,6 +36,7 @@ from ckpttool.core import (
     Output,
     TargetExistsError,
     Tree,
+    UnsupportedError,
     UsageError,
     atomic_write,
     attr,
@@ -498,6 +499,33 @@ def test_an_unmapped_tensor_exits_with_one(tmp_path: Path, golden: Golden) -> No
 def test_impossible_targets(tmp_path: Path, arguments: list[str], golden: Golden) -> None:
     golden(refused(in_process("convert", TF_SAMPLE, *arguments, cwd=tmp_path)))
     assert not left_over(tmp_path)
+
+
+@pytest.mark.parametrize("word", ["onnx", "torch", "npz"])
+@pytest.mark.parametrize("suffix", [".tflite", ".keras", ".pb", ".gguf"])
+def test_a_suffix_of_another_program_is_refused(suffix: str, word: str, tmp_path: Path) -> None:
+    ran = in_process("convert", TORCH_SAMPLE, f"out{suffix}", "--to", word, "--json", cwd=tmp_path)
+    assert ran.json()["error"]["kind"] == "usage"
+    assert not list(tmp_path.iterdir())
+    name = ran.json()["error"]["hint"].rpartition(" ")[2]
+    assert targets.infer_target_word(name, word) == word
+    with pytest.raises(ckpttool.CkpttoolError):
+        ckpttool.export(str(TORCH_SAMPLE), str(tmp_path / f"out{suffix}"))
+
+
+@pytest.mark.parametrize("word", {kind.format: word for word, kind in targets.TARGETS.items()}.values())
+def test_a_tree_without_tensors_is_refused_or_read_back(word: str, tmp_path: Path) -> None:
+    target = str(tmp_path / ("out.npz" if word == "npz" else "out"))
+    try:
+        written = ckpttool.save(ckpttool.Tree({}), target, word)
+    except UnsupportedError:  # a file of an agent
+        assert not list(tmp_path.iterdir())
+        return
+    checkpoint = ckpttool.open(target)
+    assert checkpoint.format == targets.TARGETS[word].format
+    # TensorFlow's own count of saves is not of the tree.
+    assert {*checkpoint} <= {"save_counter"}
+    assert len(written.tensors) == len([*checkpoint])
 
 
 def test_a_suffix_of_another_target_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import pickle
 import re
 import shlex
 import shutil
+import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
@@ -297,6 +299,15 @@ def test_the_hint_of_an_archive_opens_it(scheme: str, suffix: str, tmp_path: Pat
     refused(ran)
     hint = shlex.split(ran.err.rpartition("ckpttool ")[2])
     assert in_process(*hint, cwd=tmp_path).out.splitlines()[1].startswith(f"{scheme}://agent.pt::")
+
+
+def test_the_hint_of_a_compressed_checkpoint_opens_it(tmp_path: Path) -> None:
+    (tmp_path / "an agent.pt.gz").write_bytes(gzip.compress(TORCH_SAMPLE.read_bytes()))
+    ran = in_process("inspect", "an agent.pt.gz", cwd=tmp_path)
+    refused(ran)
+    unpack, inspect = ran.err.rpartition("hint: ")[2].split("; ")
+    subprocess.run(unpack, shell=True, check=True, cwd=tmp_path)
+    assert in_process(*shlex.split(inspect)[1:], cwd=tmp_path).status == 0
 
 
 @pytest.mark.torch

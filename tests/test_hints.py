@@ -13,11 +13,13 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+import ckpttool
+from ckpttool.cli import keywords
 from ckpttool.cli.app import COMMANDS
 from ckpttool.cli.tables import merge_default_sentences
 from tests import golden_texts, refusals
@@ -214,6 +216,8 @@ H5, PT = "convert in.pt out.weights.h5", "out.pt"
 OPTIONS = "--env Pendulum-v1 --episodes 1"
 FACTS = "--activation relu --head tanh"
 MISSING = ("--activation NAME", "--head NAME")
+# What the screen of a command adds to assumptions.
+OVERRIDE = "--activation NAME, --head NAME"
 VALUES = {"--activation NAME": "--activation relu", "--head NAME": "--head tanh"}
 SITUATIONS = [
     Situation("x@W to Keras", OWN, "convert in.npz out.weights.h5", ("--from tf",), DENSE),
@@ -315,9 +319,9 @@ SITUATIONS = [
         "bounds for ONNX",
         sample,
         "convert in.pt out.onnx",
-        ("ckpttool convert in.pt out.onnx --to onnx --env Pendulum-v1", "--activation NAME, --head NAME"),
+        ("ckpttool convert in.pt out.onnx --to onnx --env Pendulum-v1", OVERRIDE),
         # The file is there, with the defaults.
-        words={"--activation NAME, --head NAME": f"{FACTS} --force"},
+        words={OVERRIDE: f"{FACTS} --force"},
     ),
     Situation(
         "bounds for ONNX of no known task",
@@ -331,8 +335,8 @@ SITUATIONS = [
         "the environment",
         sample,
         "eval in.pt --episodes 1",
-        ("ckpttool eval in.pt --episodes 1 --env Pendulum-v1", "--activation NAME, --head NAME"),
-        words={"--activation NAME, --head NAME": FACTS},
+        ("ckpttool eval in.pt --episodes 1 --env Pendulum-v1", OVERRIDE),
+        words={OVERRIDE: FACTS},
     ),
     Situation("a lone policy", POLICY, f"eval in.pt {OPTIONS}", MISSING, words=VALUES),
     Situation("two networks", two_policies, f"eval in.pt {OPTIONS} {FACTS}", ("--network left",)),
@@ -507,6 +511,88 @@ def test_a_hint_works_when_it_is_followed(situation: Situation, tmp_path: Path) 
     ran = follow(tmp_path, situation)
     assert ran.status == 0, printed(ran)
     situation.check(tmp_path)
+
+
+def split_keywords(text: str) -> list[str]:
+    """Return the keywords in the text of a call's arguments; another text as it is."""
+    try:
+        call = cast(ast.Call, ast.parse(f"f({text})", mode="eval").body)
+    except SyntaxError:
+        return [text]
+    return [ast.unparse(keyword) for keyword in call.keywords] or [text]
+
+
+class PythonCall:
+    """A command as a call of the public function, run in this process."""
+
+    def __init__(self, command: str) -> None:
+        self.text = keywords._translate_command(f"ckpttool {command}")
+        call = cast(ast.Call, ast.parse(self.text, mode="eval").body)
+        self.function = getattr(ckpttool, cast(ast.Attribute, call.func).attr)
+        self.paths = [ast.unparse(argument) for argument in call.args]
+        self.keywords = [ast.unparse(keyword) for keyword in call.keywords]
+
+    def translate(self, text: str) -> str:
+        return keywords._translate(text, keywords._keywords(self.function))
+
+    def add(self, option: str) -> None:
+        """Add options to the call, as its keywords; one that has a single value replaces it."""
+        self.keywords = keywords._merge_keywords([*self.keywords, *split_keywords(self.translate(option))])
+
+    def run(self) -> tuple[bool, str]:
+        """Return whether the call succeeds, and the sentences of its error or its result."""
+        words = ", ".join([*self.paths, *self.keywords])
+        try:
+            result = eval(f"ckpttool.{self.function.__name__}({words})", {"ckpttool": ckpttool})
+        except ckpttool.CkpttoolError as error:
+            return False, f"{error}\n{error.hint}"
+        refused = not getattr(result, "written", True) or getattr(result, "findings", ())
+        return not refused, refusals.sentences_of(result)
+
+
+def follow_in_python(folder: Path, situation: Situation) -> None:
+    """Run the command as a Python call, and add the keywords that its error or its result names."""
+    situation.make(folder)
+    (folder / "models.py").write_text(MODELS)
+    call = PythonCall(situation.command)
+    succeeded, shown = call.run()
+    for step in situation.steps:
+        if step == OVERRIDE:
+            break
+        assert not refusals.OPTION.search(shown), shown
+        if step.startswith("ckpttool "):
+            after = PythonCall(step.removeprefix("ckpttool "))
+            named = [
+                word for word in (*after.paths, *after.keywords) if word not in (*call.paths, *call.keywords)
+            ]
+        else:
+            named = split_keywords(call.translate(step))
+        for word in named:
+            # The record that a field is in stands behind the fields.
+            field = re.sub(r"^\w+=ckpttool\.[A-Z]\w+\((.*)\)$", r"\1", word)
+            assert field in shown, (word, shown)
+        for name, value in situation.words.items():
+            step = step.replace(name, value)
+        if step.startswith("ckpttool "):
+            call = PythonCall(step.removeprefix("ckpttool "))
+        else:
+            call.add(step)
+        succeeded, shown = call.run()
+    assert succeeded, shown
+    situation.check(folder)
+
+
+@pytest.mark.filterwarnings("ignore:'like':DeprecationWarning")
+@pytest.mark.parametrize(
+    "situation",
+    [pytest.param(item, id=item.name) for item in (*SITUATIONS, *(FILLED if NIGHTLY else ()))],
+)
+def test_a_hint_works_when_it_is_followed_in_python(
+    situation: Situation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    follow_in_python(tmp_path, situation)
 
 
 @pytest.mark.parametrize("situation", [pytest.param(item, id=item.name) for item in SITUATIONS])

@@ -611,6 +611,23 @@ def test_what_the_library_cannot_hold_is_refused(tmp_path: Path, golden: Golden)
     golden(refused(tmp_path, sb3.td3(), sb3.TD3_POLICY, action_space=unbounded))
 
 
+@pytest.mark.parametrize(
+    "word", ["sb3", "cleanrl", "skrl", "spinningup", "rsl_rl", "tianshou", "rl_games", "elegantrl"]
+)
+def test_a_matrix_of_deviations_is_not_one_for_each_action(word: str, tmp_path: Path) -> None:
+    module: Any = sb3.ppo()
+    module.log_std = torch.nn.Parameter(torch.zeros(4, len(sb3.LOW)))
+    settings = sb3.settings(sb3.ON_POLICY, use_sde=True)
+    source = sb3.put(tmp_path / "a.zip", sb3.members({"policy": module.state_dict()}, settings))
+    with pytest.raises(UnsupportedError) as caught:
+        convert(source, str(tmp_path / "b"), to=word, dry_run=True)
+    assert caught.value.path == "actor/log_std"
+    assert caught.value.expected == f"[{len(sb3.LOW)}]"
+    assert convert(source, str(tmp_path / "b.pt"), to="torch").written
+    kept = torch.load(tmp_path / "b.pt", weights_only=True)
+    assert kept["actor"]["log_std"].shape == (4, len(sb3.LOW))
+
+
 @pytest.mark.corpus
 @pytest.mark.parametrize("name", ["Pendulum-v1", "MountainCarContinuous-v0"])
 def test_real_agents_return_what_they_did(name: str) -> None:

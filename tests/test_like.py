@@ -491,7 +491,7 @@ def test_networks_that_a_file_only_counts_are_asked_for_where_numbers_say_anothe
     assert not error.report.complete
     assert not target.exists()
     fill(source, str(target), "torch", "like_small:CriticsTurned", match=("sequential=q1",))
-    assert fill(source, f"{target}2", "torch", "like_small:CriticsTurned", accept_order=True).digest
+    assert fill(source, f"{target}.2.pt", "torch", "like_small:CriticsTurned", accept_order=True).digest
     assert [loaded(target)[f"q{n}.0.bias"][0] for n in (1, 2)] == [1, 3]
 
 
@@ -830,13 +830,13 @@ def test_rules_fill_a_model_by_the_names_of_its_tensors(tmp_path: Path) -> None:
         assert (loaded(target)["left.weight"] == stored["head/kernel"].T).all()
         assert (loaded(target)["right.weight"] == stored["body/kernel"].T).all()
     rules.write_text(head)
-    left = fill(source, f"{target}2", "torch", "like_small:Pair", rules=str(rules))
+    left = fill(source, f"{target}.2.pt", "torch", "like_small:Pair", rules=str(rules))
     assert left.digest is None
     assert set(left.report.missing) == {"left/bias", "right/weight", "right/bias"}
     assert set(left.report.unused) == {"head/bias", "body/kernel", "body/bias"}
     rules.write_text(head.replace("left.weight", "middle.weight"))
     with pytest.raises(MappingError) as caught:
-        fill(source, f"{target}2", "torch", "like_small:Pair", rules=str(rules))
+        fill(source, f"{target}.2.pt", "torch", "like_small:Pair", rules=str(rules))
     assert caught.value.path == "middle.weight"
 
 

@@ -166,14 +166,14 @@ def test_hints_name_keywords(
     assert error.__notes__ == [f"hint: {error.hint}"]
 
 
-def test_a_hint_that_is_a_call_runs(tmp_path: Path) -> None:
+def test_a_hint_is_a_call_unless_the_refused_one_has_more(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     agent = str(tmp_path / "ddpg-Pendulum-v1.pt")
     ckpttool.convert(str(TORCH_SAMPLE), agent)
     os.remove(f"{agent}.ckpttool.json")
     facts = ckpttool.AgentFacts(activations="relu", head="tanh", action_low=-2, action_high=2)
-    hint = str(refused("evaluate", agent, facts=facts).hint)
-    assert hint == f"ckpttool.evaluate({agent!r}, env='Pendulum-v1')"
+    assert str(refused("evaluate", agent).hint) == f"ckpttool.evaluate({agent!r}, env='Pendulum-v1')"
+    assert str(refused("evaluate", agent, facts=facts).hint) == "add env='Pendulum-v1'"
 
 
 def test_words_behind_options_are_values_or_prose() -> None:
@@ -189,6 +189,10 @@ def test_words_behind_options_are_values_or_prose() -> None:
         ("convert", "--no-verify.", "verify=False."),
         ("convert", "--map FILE, or --from torch", "rules='FILE', or from_='torch'"),
         ("convert", "--optimizer none", "optimizer=['none']"),
+        ("convert", "--kind 'a=dense' --kind 'b=dense'", "kinds=['a=dense', 'b=dense']"),
+        ("load_into", "use --kind 'a=dense' --kind b=dense", "use kinds={'a': 'dense', 'b': 'dense'}"),
+        ("load_into", "--fold-weight-norm --depth 2", "fold_weight_norm=True --depth 2"),
+        ("verify", "ckpttool convert a b --like M:F", "ckpttool.fill('a', 'b', like='M:F')"),
         ("convert", "--like-args '{}'", "like=ckpttool.networks.ModelSpec('MODULE:FACTORY', {})"),
         ("convert", "--depth 2", "--depth 2"),
         ("verify", "--input-shape 3,32,32", "input_shapes=['3,32,32']"),
@@ -249,6 +253,27 @@ WRONG: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "save a dict": ("save", ({"a": np.ones(3)}, "x.npz"), {}),
     "save a checkpoint": ("save", (ckpttool.open(str(TORCH_SAMPLE)), "x.npz"), {}),
     "film a number": ("video", (3,), {}),
+    **{
+        f"{name} {kind}": (name, (value, "x.npz")[: 2 if name in ("convert", "export", "verify") else 1], {})
+        for name in (
+            "check",
+            "convert",
+            "digest",
+            "evaluate",
+            "export",
+            "report",
+            "summary",
+            "sweep",
+            "verify",
+        )
+        for kind, value in (
+            ("a checkpoint", ckpttool.open(str(TORCH_SAMPLE))),
+            ("a number", 3),
+            ("nothing", None),
+            ("a list", [Path("a.pt"), 3]),
+        )
+    },
+    "check a checkpoint by name": ("check", (), {"paths": ckpttool.open(str(TORCH_SAMPLE))}),
     "plot a path": ("plot", (str(TORCH_SAMPLE), "x.svg"), {}),
     **{
         name: (name.split()[0], (str(TORCH_SAMPLE), *more), keywords)

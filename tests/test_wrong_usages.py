@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ckpttool
+from ckpttool.cli import keywords
 from ckpttool.conversion.write import save
 from tests import refusals
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, zipped
@@ -116,3 +119,32 @@ def test_a_wrong_usage_leads_on(row: dict[str, str], home: Path, golden: Golden)
     golden(f"$ ckpttool {row['command']}\n{ran.err}")
     require_next_step(ran)
     assert sorted(home.rglob("*")) == before
+
+
+def refused_call(call: str) -> str | None:
+    """Return the sentence and the hint of a refused call, None of one that is not."""
+    try:
+        eval(call, {"ckpttool": ckpttool})
+    except ckpttool.CkpttoolError as error:
+        return f"{error} {error.hint}"
+    except TypeError as error:  # of other keywords than the function's, or of text for a number
+        known = re.search("unexpected keyword|missing 1 required|not supported between", str(error))
+        if known is None:
+            raise
+    return None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("row", ROWS, ids=[row["mistake"] for row in ROWS])
+def test_a_wrong_call_leads_on_in_python(
+    row: dict[str, str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is wrong in Python too names no option; the calls in its hint are not refused alike."""
+    monkeypatch.chdir(home)
+    call = keywords._translate_command(f"ckpttool {row['command']}")
+    if not call.startswith("ckpttool.") or "no JSON" in row["mistake"]:
+        pytest.skip("no call")
+    error = str(refused_call(call))
+    assert not refusals.OPTION.search(error)
+    for words in refusals.calls_of(error):
+        assert refused_call(words) != error

@@ -370,7 +370,7 @@ def _is_checkpoint_path(word: str) -> bool:
 
     No command has a dot or a slash: opening a missing file suggests similar names.
     """
-    return bool(re.search(r"[./\\]", word)) or os.path.exists(word) or os.path.exists(f"{word}.index")
+    return bool(re.search(r"[./\\]", word)) or os.path.lexists(word) or os.path.exists(f"{word}.index")
 
 
 def _join_paragraphs(text: str | None) -> str:

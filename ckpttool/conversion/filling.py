@@ -1040,7 +1040,7 @@ def load_into(
     options = options or FillOptions()
     target = LiveModel(model, options.shapes)
     checkpoint = ensure_open(path)
-    met = _with_python_arguments(plan_model_fill(target, checkpoint, options))
+    met = plan_model_fill(target, checkpoint, options)
     if options.strict and not options.dry_run:
         _require_complete(met, checkpoint, options.part)
     names, tensors, values = met.skeleton.names, dict(met.skeleton.tensors()), met.values
@@ -1279,14 +1279,13 @@ def _require_complete(met: ModelFillPlan, checkpoint: Checkpoint, part: str | No
         if misfit.setting:
             raise error
         if "--fold-weight-norm" in misfit.found:
-            error.hint = "use fold_weight_norm=True"
-            error.found = _as_python_arguments(misfit.found)
+            error.hint = "use --fold-weight-norm"
             raise error
         error.hint = (
             "use a model with the checkpoint's layers and sizes, or pair layers with match={SOURCE: TARGET}"
         )
         if (stated := _KIND.search(f"{error.expected} {error.found}")) is not None:
-            error.hint = _kind_argument(stated)
+            error.hint = _kind_options(stated)
         raise error
     names = [met.skeleton.names[path] for path in met.filling.unfilled]
     if not names:
@@ -1335,34 +1334,17 @@ def _unused_patterns(unused: Sequence[str]) -> str:
     return next((pattern for pattern in written if len(pattern) <= _MOST_PATTERNS), "'**'")
 
 
-_OPTION = deferred.compile(r"--(flatten|unflatten|kind) '([^'=]+)=([^']+)'")
 # The hint of an error for a layer of an unknown class: the layer, and its possible kinds.
 _KIND = deferred.compile(r"--kind '([^']*)=([^'=]*)' to convert it as one(?:, or ((?:\w| )+))?")
-_ARGUMENT = deferred.compile(r"(?:flatten|kinds)=\{")
+_STATED = deferred.compile("--(?:kind|flatten|unflatten) '")
 
 
-def _with_python_arguments(met: ModelFillPlan) -> ModelFillPlan:
-    """Return the plan, with notes that name arguments of load_into."""
-    return met._replace(
-        report=replace(met.report, assumed=tuple(map(_as_python_arguments, met.report.assumed))),
-        filling=replace(met.filling, notes=tuple(map(_as_python_arguments, met.filling.notes))),
-    )
-
-
-def _as_python_arguments(sentence: str) -> str:
-    """Return a sentence with command-line options replaced by arguments of load_into."""
-    sentence = sentence.replace("--fold-weight-norm", "fold_weight_norm=True")
-    sentence = sentence.replace("--like-source MODULE:FACTORY", "like_source='MODULE:FACTORY'")
-    return _OPTION.sub(
-        lambda match: f"{match[1].replace('kind', 'kinds')}={{'{match[2]}': '{match[3]}'}}", sentence
-    )
-
-
-def _kind_argument(kind: re.Match[str]) -> str:
-    """Return the argument that states a layer's kind, for each possible kind."""
+def _kind_options(kind: re.Match[str]) -> str:
+    """Return the option that states a layer's kind, for each possible kind."""
     layer, first, others = kind.groups()
     names = [first, *(others.split(" or ") if others else ())]
-    return f"{' or '.join(f'kinds={{{layer!r}: {name!r}}}' for name in names)}, depending on what it computes"
+    options = " or ".join(f"--kind '{layer}={name}'" for name in names)
+    return f"{options}, depending on what it computes"
 
 
 def _agent_networks(checkpoint: Checkpoint, part: str | None) -> str:
@@ -1376,8 +1358,8 @@ def _hint(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) -> str:
     if networks := _agent_networks(checkpoint, part):
         return f"set part= to one network: {networks}"
     if filling.ambiguous:
-        return filling.ambiguous[0].argument
-    unfit = (note for note in filling.notes if note.startswith(NO_SOURCE_LAYER) or _ARGUMENT.search(note))
+        return filling.ambiguous[0].sentence
+    unfit = (note for note in filling.notes if note.startswith(NO_SOURCE_LAYER) or _STATED.search(note))
     hint = next(unfit, "use dry_run=True for the full report, or strict=False to fill what matches")
     own = not met.ledger.unused and all(
         getattr(tree[path], "role", "") == "buffer" for path in filling.unfilled

@@ -63,6 +63,8 @@ TARGETS: dict[str, TargetKind] = {
 # Exports for running, without a tree that could be read back (conversion/export.py).
 ONNX = "onnx"
 EXPORTS = (ONNX,)
+# Suffixes of models that no target is.
+_UNWRITTEN = (".keras", ".pb")
 _SUFFIXES = {
     ".pt": "torch",
     ".pth": "torch",
@@ -135,6 +137,10 @@ def _unknown_target_error(chosen: str, known: Collection[str]) -> UsageError:
 
 def infer_target_word(target: str, to: str | None) -> str:
     """Return the target's name: `to`, else the one implied by the target's suffix."""
+    if target == "-":
+        raise UsageError(
+            "a checkpoint is not written to stdout", hint="name a file: its receipt lies beside it"
+        )
     chosen, known = to or _SUFFIXES.get(os.path.splitext(target)[1]), (*TARGETS, *EXPORTS)
     chosen = _ALIASES.get(chosen, chosen) if chosen is not None else None
     stem, suffix = os.path.splitext(target)
@@ -155,15 +161,22 @@ def _require_suffix(target: str, chosen: str) -> None:
     """Raise UsageError for a target whose suffix is that of another format."""
     suffix = os.path.splitext(target)[1]
     if _contradicts(suffix, chosen):
+        implied = _SUFFIXES.get(suffix)
+        owner = f"that of --to {implied}" if implied else "another program's"
+        choices = "leave out --to, or " if implied else ""
         raise UsageError(
-            f"the suffix {suffix} is that of --to {_SUFFIXES[suffix]}, not of --to {chosen}",
+            f"the suffix {suffix} is {owner}, not of --to {chosen}",
             file=target,
-            hint=f"leave out --to, or name the target {_rename_target(target, chosen)}",
+            hint=f"{choices}name the target {_rename_target(target, chosen)}",
         )
 
 
 def _contradicts(suffix: str, chosen: str) -> bool:
     """Return whether a suffix is that of another format than the target's name."""
+    if suffix and suffix not in _SUFFIXES:
+        from ckpttool.listing import candidates  # few targets have such a suffix
+
+        return suffix in _UNWRITTEN or candidates.suffix_kind(suffix) == candidates.FOREIGN
     implied = _SUFFIXES.get(suffix, chosen)
     formats = {TARGETS[word].format if word in TARGETS else word for word in (chosen, implied)}
     return len(formats) > 1

@@ -227,7 +227,9 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
             signature=FormatSignature(magic=(b"{",), offset=8, suffixes=(".safetensors",)),
         ),
         Plugin(
-            "npz", "ckpttool.formats.npz", signature=FormatSignature(magic=(b"\x93NUMPY",), members=(".npy",))
+            "npz",
+            "ckpttool.formats.npz",
+            signature=FormatSignature(magic=(b"\x93NUMPY", b"PK\x05\x06"), members=(".npy",)),
         ),
         Plugin("onnx", "ckpttool.formats.onnx", signature=FormatSignature(magic=_MODEL)),
         Plugin(

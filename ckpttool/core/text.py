@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, cast
 
 from ckpttool.core import filesystem, limits
 from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UsageError
@@ -273,6 +273,28 @@ def render_record(record: Any) -> str:
     from ckpttool.core import tree_views
 
     return tree_views.render_result(record)
+
+
+# Fields of results that are sentences for people, and those that contain such fields. Names in files are
+# in other fields.
+_SENTENCES = ("assumed", "command", "fix", "hint", "notes", "reason", "sentence")
+_CONTAINERS = ("findings", "ledger", "proof", "report")
+
+
+def map_sentences(value: Any, translate: Callable[[str], str]) -> Any:
+    """Return a result in which the sentences that name options or commands are translated."""
+    if isinstance(value, str):
+        return translate(value) if "--" in value or "ckpttool " in value else value
+    if type(value) in (tuple, list):
+        return type(value)(map_sentences(item, translate) for item in value)
+    if not dataclasses.is_dataclass(value):
+        return value
+    changes = {}
+    for name in {*_SENTENCES, *_CONTAINERS} & {field.name for field in dataclasses.fields(value)}:
+        former = getattr(value, name)
+        if (translated := map_sentences(former, translate)) != former:
+            changes[name] = translated
+    return dataclasses.replace(cast(Any, value), **changes) if changes else value
 
 
 def _describe_field(value: object) -> str:

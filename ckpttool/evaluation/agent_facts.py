@@ -19,7 +19,7 @@ from ckpttool.core.tree import Leaf, ValueLeaf
 
 GIVEN = "given"
 _HEADS = {"linear": "identity", "none": "identity", "squashed_gaussian": "affine"}
-_BOUNDS = "use --bounds LOW HIGH with two numbers, or with a number for each action, separated by commas"
+_BOUNDS = "bounds are LOW and HIGH: two numbers, or a number for each action, separated by commas"
 _SCALED_TANH = ("tanh", "affine", "tanh_clip_affine")
 _MEAN = ("mean", "running_mean")
 _VAR = ("var", "running_var", "variance")
@@ -206,7 +206,7 @@ def _parse_bounds(
         raise UsageError(
             "each lower action bound must be below its upper bound",
             found=f"{lows} to {highs}",
-            hint="the lower bound comes first: --bounds LOW HIGH",
+            hint="the lower bound comes first",
         )
     return lows, highs
 

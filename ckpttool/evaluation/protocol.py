@@ -71,8 +71,9 @@ class Protocol:
     def __post_init__(self) -> None:
         """Convert the wrappers to a tuple, because JSON documents contain a list.
 
-        Raise UsageError for invalid `episodes` or `epsilon`, and for two ways to draw actions.
+        Raise UsageError for invalid `episodes`, `dtype` or `epsilon`, and for two ways to draw actions.
         """
+        parse_float_type(self.dtype)
         if self.wrappers is not None:
             object.__setattr__(self, "wrappers", tuple(self.wrappers))
         if self.episodes < 1:
@@ -85,7 +86,7 @@ class Protocol:
             "epsilon": self.epsilon is not None,
         }
         if sum(drawn.values()) > 1:
-            names = " and ".join(f"--{name}" for name, used in drawn.items() if used)
+            names = " and ".join(name for name, used in drawn.items() if used)
             raise UsageError(f"{names} exclude each other")
 
     @property

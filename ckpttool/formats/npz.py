@@ -28,6 +28,7 @@ FRAMEWORK = "numpy"
 
 MAGIC = b"\x93NUMPY"
 _ARRAY, _ARCHIVE = ".npy", ".npz"
+_EMPTY = b"PK\x05\x06"  # a zip without members begins with its end, also in numpy.load
 # The first member's name in a local header, for archives with a damaged or missing end.
 _FIRST = deferred.compile(rb"[^\0]{0,255}?\.npy", re.ASCII)
 
@@ -35,9 +36,10 @@ _FIRST = deferred.compile(rb"[^\0]{0,255}?\.npy", re.ASCII)
 def claims(probe: Probe) -> str | None:
     """Return the path of one array, or of a zip whose members are arrays.
 
-    A zip with other members must have the suffix `.npz`: archives of other programs may contain arrays.
+    A zip with other members, or none, must have the suffix `.npz`: archives of other programs may contain
+    arrays.
     """
-    if probe.head.startswith(MAGIC):
+    if probe.head.startswith(MAGIC) or (probe.head.startswith(_EMPTY) and probe.name.endswith(_ARCHIVE)):
         return probe.path
     if probe.damage is not None:
         named = probe.name.endswith(_ARCHIVE)

@@ -670,7 +670,8 @@ def plan_shards(tree: Tree, *, shard_bytes: int = SHARD_BYTES) -> ShardPlan:
     """
     entries = _list_entries(tree)
     sizes = ((entry, sum(leaf.nbytes for _, leaf in entry.tree(tree).tensors())) for entry in entries)
-    dealt = [tuple(part) for part in split_by_size(sizes, shard_bytes)]
+    # The first shard creates the folder.
+    dealt = [tuple(part) for part in split_by_size(sizes, shard_bytes)] or [()]
     shards = [
         Shard(
             f"/{_shard_name(number)}",

@@ -193,7 +193,9 @@ class _FileSignature(NamedTuple):
 
 
 # RFC 1952; the opcode PROTO (Lib/pickle.py), the first opcode of every pickle since protocol 2.
-_GZIP, _PICKLE, _SHOWN = b"\x1f\x8b", b"\x80", 64
+_GZIP, _PICKLE = b"\x1f\x8b", b"\x80"
+_SHOWN = 512
+_TAR, _TAR_MARK = b"ustar", 262  # the mark of a tar header, and where it ends
 _TAR_HINT = "use tar://MEMBER::ARCHIVE to read a member of a tar archive, compressed or not"
 _JOBLIB = "if you trust the file, load it with joblib.load and save its arrays with numpy.savez"
 _ZIP_HINT = "use zip://MEMBER::ARCHIVE to read a member"
@@ -287,10 +289,8 @@ def unknown_file_error(probe: Probe) -> CkpttoolError:
     if not head:
         return NotACheckpointError("the file is empty", file=probe.path, hint="copy or download it again")
     wrong = _match_signature(head)
-    if wrong is not None and head.startswith(_GZIP) and _gunzip_head(head).startswith(_PICKLE):
-        plain = shlex.quote(f"{os.path.splitext(probe.name)[0]}-unpacked.pkl")
-        hint = f"gzip -dc {shlex.quote(probe.path)} > {plain}; ckpttool inspect {plain}"
-        return NotACheckpointError("this is a gzip-compressed pickle", file=probe.path, hint=hint)
+    if (compressed := _compressed_error(probe)) is not None:
+        return compressed
     if wrong is not None:
         advice = _archive_hint("tar", probe) if wrong.hint == _TAR_HINT else wrong.hint
         return NotACheckpointError(f"this is {wrong.what}", file=probe.path, hint=advice)
@@ -312,6 +312,20 @@ def unknown_file_error(probe: Probe) -> CkpttoolError:
         found=f"first bytes {shown}",
         hint="run ckpttool formats to list the supported formats",
     )
+
+
+def _compressed_error(probe: Probe) -> NotACheckpointError | None:
+    """Return the error for a file that gzip compressed; None for anything else, and for a tar archive."""
+    inner = _gunzip_head(probe.head) if probe.head.startswith(_GZIP) else b""
+    pickled = inner.startswith(_PICKLE)
+    archived = len(inner) < _TAR_MARK or inner.startswith(_TAR, _TAR_MARK - len(_TAR))
+    if not pickled and (archived or probe.name.lower().endswith((".tgz", ".tar.gz"))):
+        return None
+    stem, suffix = os.path.splitext(os.path.splitext(probe.name)[0])
+    plain = shlex.quote(f"{stem}-unpacked{'.pkl' if pickled else suffix}")
+    hint = f"gzip -dc {shlex.quote(probe.path)} > {plain}; ckpttool inspect {plain}"
+    what = "a gzip-compressed pickle" if pickled else "a file compressed with gzip"
+    return NotACheckpointError(f"this is {what}", file=probe.path, hint=hint)
 
 
 def _foreign_file_error(probe: Probe) -> NotACheckpointError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import chain, pairwise
@@ -315,6 +316,7 @@ MAPS = {
 }
 # Equal to tanh mapped to the bounds only for particular bounds, which are rare in practice.
 _CLIPPED = "tanh_clip_affine"
+_DEVIATIONS = {f"actor/{name}": (attr("actor"), attr(name)) for name in ("log_std", "std")}
 SAVES = (attr("save_counter"),)  # tf.train.Checkpoint's own
 
 
@@ -335,6 +337,7 @@ def require_support(writing: WritingTable, binding: RecognizedAgent, agent: Tree
         raise UnsupportedError(f"{writing.library} supports fewer Q-functions", found=", ".join(many))
     if writing.values:
         _require_values(writing, binding, agent)
+    _require_deviation(writing, binding, agent)
     fits = not writing.head or matches_action_map(binding.facts, agent, writing.head)
     if fits is False or (fits is None and binding.facts.head == _CLIPPED):
         raise UnsupportedError(
@@ -344,6 +347,24 @@ def require_support(writing: WritingTable, binding: RecognizedAgent, agent: Tree
             found=head,
             hint=_action_map_hint(writing.head, binding.facts, fits),
         )
+
+
+def _require_deviation(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> None:
+    """Raise UnsupportedError for the matrix of gSDE where a library has one deviation for each action."""
+    acting = next((part for part in binding.parts if part.title == "actor"), None)
+    for row in writing.rows:
+        if acting is None or not isinstance(row, SingleTensorRow) or row.place not in _DEVIATIONS:
+            continue
+        leaf, actions = agent.get(_DEVIATIONS[row.place]), list_kernel_shapes(acting, agent)[-1][1]
+        if isinstance(leaf, Leaf) and math.prod(leaf.shape) != actions:
+            raise UnsupportedError(
+                f"{writing.library} has one standard deviation for each action; this agent's depend on the "
+                "observation, through a matrix (gSDE)",
+                path=row.place,
+                expected=f"[{actions}]",
+                found=str([*leaf.shape]),
+                hint="use --to torch, which keeps the matrix, or --to onnx, which writes the policy alone",
+            )
 
 
 def _require_choices(writing: WritingTable, binding: RecognizedAgent) -> None:

@@ -1353,15 +1353,6 @@ class Ambiguity:
     def sentence(self) -> str:
         """Sentence with the candidates of both sides, none chosen, and the options that decide."""
         pairs = " ".join(f"--match '{name}=TARGET'" for name in self.sources[:_MOST])
-        return self._choice(pairs, "--accept-order")
-
-    @property
-    def argument(self) -> str:
-        """The same sentence for load_into."""
-        pairs = ", ".join(f"{name!r}: TARGET" for name in self.sources[:_MOST])
-        return self._choice(f"match={{{pairs}}}", "accept_order=True")
-
-    def _choice(self, pairs: str, order: str) -> str:
         sources, targets = (abbreviate_list(names, _MOST) for names in (self.sources, self.targets))
         if self.differ:
             return (
@@ -1369,15 +1360,11 @@ class Ambiguity:
                 f"a standard deviation, or a number and its logarithm; use {pairs} only if the values are "
                 "the same"
             )
+        accepted = f"; use --accept-order only if {_HOLDS[self.ordered]}" if self.ordered else ""
         return (
             f"ambiguous: {sources} could fill {targets}; choose with {pairs} (each TARGET is one of these), "
-            f"or pair the modules that contain them{self._accepted(order)}"
+            f"or pair the modules that contain them{accepted}"
         )
-
-    def _accepted(self, option: str) -> str:
-        if self.ordered is None:
-            return ""
-        return f"; use {option} only if {_HOLDS[self.ordered]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from ckpttool.core.deferred import dataclass
+from ckpttool.core.errors import UsageError
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 
 if TYPE_CHECKING:
@@ -73,6 +74,11 @@ class VerificationOptions:
     loss_b: str | None = None
     optimizer_a: str | None = None
     optimizer_b: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for a tolerance that no error is within."""
+        if self.tolerance is not None and not self.tolerance >= 0:
+            raise UsageError("the tolerance is negative", expected="0 or more", found=f"{self.tolerance:g}")
 
     @property
     def of_training(self) -> tuple[str | None, str | None, str | None, str | None]:
