@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import verifying
 from ckpttool.commands.verify import Verification, verify
 from ckpttool.networks import ModelSpec
-from tests import pair_models, warm
+from tests import pair_models, ported_torch, warm
 from tests.conftest import ROOT
 from tests.pair_models import SHAPES
 from tests.shared_runners import shared_runners
@@ -27,7 +27,7 @@ from tests.shared_runners import shared_runners
 State = dict[str, Any]
 DIRECTIONS = ("torch-keras", "keras-torch")
 # Models with layers of their own in Keras: their files have weights only.
-OWN = ("text", "decoder", "gated", "normalized", "convnext", "patches", "tied_decoder")
+OWN = ("text", "decoder", "gated", "normalized", "convnext", "patches", "tied_decoder", *ported_torch.OWN)
 # Names of layers of the PyTorch models, where Keras's differ.
 KERAS_NAMES: dict[str, dict[str, str]] = {
     "mlp": {"0": "first", "2": "second", "4": "third"},
@@ -781,20 +781,25 @@ class Finding:
 
 def spec(framework: str, model: str, options: Mapping[str, Any] | None = None) -> ModelSpec:
     """Return the factory of a model."""
-    return ModelSpec(f"pair_{framework}:{model}", dict(options or {}) or None)
+    if model in ported_torch.SHAPES:
+        module = "ported_torch" if framework == "models" else "ported_keras"
+    else:
+        module = f"pair_{framework}"
+    return ModelSpec(f"{module}:{model}", dict(options or {}) or None)
 
 
 def framework_of(factory: str) -> str:
     """Return the framework of a factory of these models."""
-    return "tensorflow" if factory.startswith("pair_keras") else "torch"
+    return "tensorflow" if factory.startswith(("pair_keras", "ported_keras")) else "torch"
 
 
 def input_shapes(model: str, framework: str) -> tuple[str, ...]:
     """Return the shapes of a model's inputs as options of `verify`, images in the framework's order."""
-    shapes = tuple(SHAPES[model].split(";"))
-    first, *rest = shapes[0].split(",")
-    channels_last = framework == "keras" and (len(rest) > 1 or model == "temporal")
-    return (",".join((*rest, first)),) if channels_last else shapes
+    shapes = tuple((SHAPES | ported_torch.SHAPES)[model].split(";"))
+    name, equals, sizes = shapes[0].rpartition("=")
+    first, *rest = sizes.split(",")
+    channels_last = framework == "keras" and (len(rest) > 1 or model in ("temporal", "tcn_block"))
+    return (name + equals + ",".join((*rest, first)), *shapes[1:]) if channels_last else shapes
 
 
 class Sides:
@@ -810,7 +815,8 @@ class Sides:
         import numpy as np
         import torch
 
-        state = dict(pair_models.torch_state(model, **right))
+        module = ported_torch if model in ported_torch.SHAPES else pair_models
+        state = pair_models.torch_state(getattr(module, model)(**right))
         state = {name: value.clone() for name, value in state.items()}
         if change is not None:
             change(state)
@@ -843,12 +849,15 @@ def slug(title: str) -> str:
 class PlantedFaults:
     """Right and wrong files for some faults, and their comparison in both directions."""
 
-    def __init__(self, folder: Path, names: Sequence[str] = tuple(FAULTS)) -> None:
+    def __init__(
+        self, folder: Path, names: Sequence[str] = tuple(FAULTS), faults: Mapping[str, Fault] = FAULTS
+    ) -> None:
         self.names = list(names)
+        self.faults = faults
         sides = Sides(folder)
         self._files: dict[tuple[str, str, str], str] = {}
         for name in self.names:
-            fault, title = FAULTS[name], slug(name)
+            fault, title = faults[name], slug(name)
             for framework in ("torch", "keras"):
                 change = fault.keras.get("change", fault.change) if framework == "keras" else fault.change
                 right = sides.torch(f"{title}_right", fault.model, fault.right)
@@ -866,7 +875,7 @@ class PlantedFaults:
 
     def compare(self, name: str, direction: str) -> Verification:
         """Run `verify` with the right source as A, and the fault in B."""
-        fault = FAULTS[name]
+        fault = self.faults[name]
         a, b = direction.split("-")
         files = (self._files[name, a, "right"], self._files[name, b, "wrong"])
         wrong = fault.keras.get("options", fault.options) if b == "keras" else fault.options
@@ -881,7 +890,7 @@ class PlantedFaults:
 
     def find(self, name: str, direction: str) -> Finding:
         """Return what the comparison finds."""
-        fault = FAULTS[name]
+        fault = self.faults[name]
         try:
             comparison = self.compare(name, direction)
         except Exception as error:  # noqa: BLE001  # a crash is a finding
@@ -907,8 +916,8 @@ class PlantedFaults:
             bool(cause) and re.search(words, cause, re.IGNORECASE) is not None,
         )
 
-    def findings(self) -> Iterator[Finding]:
-        """Compare all in both directions, with one process for each framework."""
+    def findings(self, directions: Callable[[str], Sequence[str]]) -> Iterator[Finding]:
+        """Compare all in these directions, with one process for each framework."""
         with shared_runners(framework_of):
             for name in self.names:
                 for direction in directions(name):
@@ -944,7 +953,7 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for row in PlantedFaults(Path(folder), names).findings():
+        for row in PlantedFaults(Path(folder), names).findings(directions):
             rows.append(asdict(row))
             if not options.json:
                 marks = "".join("-+"[flag] for flag in (row.found, row.layer_right, row.cause_right))
