@@ -405,7 +405,7 @@ def mixture_density(spread: str = "elu", axis: int = -1, turned: bool = False, w
         x = torch.tanh(m.body(x))
         mu = m.mu(x)
         mu = mu.unflatten(-1, (2, 3)).transpose(1, 2) if turned else mu.unflatten(-1, (3, 2))
-        shares = getattr(torch, weigh)(m.pi(x), axis)
+        shares = torch.sigmoid(m.pi(x)) if weigh == "sigmoid" else getattr(torch, weigh)(m.pi(x), axis)
         s = m.sigma(x)
         s = functional.elu(s) + 1 if spread == "elu" else torch.exp(s)
         return (shares[..., None] * mu).sum(1), s
