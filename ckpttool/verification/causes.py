@@ -580,7 +580,7 @@ class LayerCauses:
                 continue
             every[name] = known[0][1]
             for title, array in known:
-                cause = self._exchanged_tensor(name, whole) or _tensor_cause(title, array, name, own)
+                cause = self._exchanged_tensor(name, whole) or tensor_cause(title, array, name, own)
                 reasons.append(cause.text)
                 plain = plain and cause.other_numbers
                 yield _Hypothesis(cause, {name: array})
@@ -875,7 +875,7 @@ def _usual_order(ndim: int, family: str) -> tuple[int, ...]:
     return tuple(range(ndim)) if family == "embedding" else tuple(reversed(range(ndim)))
 
 
-def _tensor_cause(known: str, a: np.ndarray, name: str, b: np.ndarray) -> Cause:
+def tensor_cause(known: str, a: np.ndarray, name: str, b: np.ndarray) -> Cause:
     """Return how B's tensor differs from A's."""
     title = f"B's {name}"
     if not np.isfinite(b).all() and np.isfinite(a).all():
@@ -897,9 +897,11 @@ def _tensor_cause(known: str, a: np.ndarray, name: str, b: np.ndarray) -> Cause:
 
 
 def _other_numbers(title: str, known: str, a: np.ndarray, b: np.ndarray) -> Cause:
-    """Return a factor, a grid of few numbers, or the size of the difference."""
+    """Return a relation of all numbers or of some rows, a grid of numbers, or the size of the difference."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     scale, apart = float(np.abs(a).max()) or 1.0, np.abs(a - b)
+    if (relation := _relation(a, b, scale)) is not None:
+        return Cause(f"{title} is {relation} A's {known}")
     for axis in range(a.ndim) if a.ndim > 1 else ():
         rows = np.flatnonzero(np.moveaxis(apart, axis, 0).reshape(a.shape[axis], -1).any(1))
         if len(rows) < a.shape[axis]:
@@ -909,18 +911,30 @@ def _other_numbers(title: str, known: str, a: np.ndarray, b: np.ndarray) -> Caus
             filled = np.take(b, rows, axis).any()
             what = _size_text(title, known, float(apart.max()) / scale) if filled else zero
             return Cause(f"{what}, in {len(rows):,} of {a.shape[axis]:,} {word}: {shown}")
-    factor = float((a * b).sum() / ((a * a).sum() or 1.0))
-    if factor and float(np.abs(b - factor * a).max()) <= _SAME * scale:
-        return Cause(f"{title} is {factor:.6g} times A's {known}")
     for axis in range(a.ndim) if a.ndim > 1 else ():
         one, other = np.moveaxis(b, axis, 0), np.moveaxis(a, axis, 0)
         if _is_affine(one, other, _SAME * scale, shifted=False):
             return Cause(f"each row of {title} is that of A's {known} times a number: a norm of the weights")
-    text = _size_text(title, known, float(apart.max()) / scale)
-    steps = b * (_STEPS / float(np.abs(b).max()))
-    if b.size > 4 and np.abs(steps - steps.round()).max() < _ON_STEP and apart.max() <= scale / _STEPS:
-        return Cause(f"{title} is A's {known} rounded to {2 * _STEPS + 1} steps: 8 bits")
-    return Cause(text, other_numbers=True)
+    for bits in range(3, 9) if b.size > 4 else ():
+        most = 2 ** (bits - 1) - 1
+        steps = b * (most / float(np.abs(b).max()))
+        if np.abs(steps - steps.round()).max() < _ON_STEP and 2 * apart.max() <= 1.01 * scale / most:
+            return Cause(f"{title} is A's {known} rounded to {2 * most + 1} steps: {bits} bits")
+    return Cause(_size_text(title, known, float(apart.max()) / scale), other_numbers=True)
+
+
+def _relation(a: np.ndarray, b: np.ndarray, scale: float) -> str | None:
+    """Return the number or the function that gives all of B's numbers from A's."""
+    factor = float((a * b).sum() / ((a * a).sum() or 1.0))
+    if factor and float(np.abs(b - factor * a).max()) <= _SAME * scale:
+        return f"{factor:.6g} times"
+    if b.size > 1 and np.ptp(b - a) <= _SAME * scale:
+        return f"{float((b - a).flat[0]):.6g} plus"
+    with np.errstate(all="ignore"):
+        allowed = _SAME * float(np.abs(b).max())
+        fits = (name for name, f in _FUNCTIONS.items() if np.allclose(b, f(a), _SAME, allowed))
+        name = next(fits, None) if b.size > 1 else None
+    return name and f"the {name} of"
 
 
 def _size_text(title: str, known: str, share: float) -> str:
@@ -976,7 +990,15 @@ def _reversed_text(title: str, axes: Sequence[int], tensor: np.ndarray) -> str:
 
 
 _SAME = 1e-6
-_STEPS, _ON_STEP = 127, 1e-3  # of numbers in 8 bits
+_ON_STEP = 1e-3
+_FUNCTIONS: Mapping[str, Any] = {
+    "square root": np.sqrt,
+    "square": np.square,
+    "inverse": np.reciprocal,
+    "exponential": np.exp,
+    "logarithm": np.log,
+    "absolute value": np.abs,
+}
 
 
 def _find_rounding(a: np.ndarray, b: np.ndarray) -> str | None:
@@ -1011,7 +1033,7 @@ def _different_activations(names: Sequence[str | None]) -> Cause | None:
     return Cause(f"A applies {names[0]}, B applies {names[1]}", confirmed=True)
 
 
-def _integer_cause(a: np.ndarray, b: np.ndarray) -> Cause | None:
+def integer_cause(a: np.ndarray, b: np.ndarray) -> Cause | None:
     """Return the number that is added to integers, e.g. indices of a table; some may begin again at 0."""
     if a.shape != b.shape or not a.size or a.dtype.kind not in "iu" or b.dtype.kind not in "iu":
         return None
@@ -1113,7 +1135,7 @@ def activation_cause(
 
 def between_cause(after: tuple[np.ndarray, np.ndarray], bound: float) -> Cause | None:
     """Return how arrays between two layers differ: by a normalisation, or in their order."""
-    if (cause := _integer_cause(*after)) is not None:
+    if (cause := integer_cause(*after)) is not None:
         return cause
     a, b = (np.asarray(array, np.float64) for array in after)
     _, other = align_arrays(a, b)

@@ -59,6 +59,7 @@ from ckpttool.verification.inputs import (
     move_channels,
     parse_named_shapes,
 )
+from ckpttool.verification.operations import OperationDifference, RecordedCall
 from ckpttool.verification.output_comparison import (
     ComparisonRound,
     OutputNames,
@@ -389,6 +390,16 @@ class ModelClient:
         for row in rows:
             # The process writes each capture to new files, mostly in memory.
             yield map_array(self._process.folder / "calls" / row["file"])
+
+    def operations(self, *, exact: bool) -> RecordedCall:
+        """Return every operation of a call with its values."""
+        answer = self.request("operations", names=self.names, exact=exact)
+        file = self._process.folder / "operations.npz"
+        arrays = {}
+        if answer["operations"]:
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {int(name): archive[name] for name in archive}
+        return RecordedCall.of(answer, arrays, self.layers())
 
     def layers(self) -> list[dict[str, Any]]:
         """Return every layer with a description of its tensors."""
@@ -1071,6 +1082,7 @@ class _LayerFinder:
         unstable: Sequence[str],
     ) -> None:
         self._session, self._exact, self._unstable = session, exact, unstable
+        self._receiver: str | None = None
         self.bound = self._bound = EXACT_BOUND if exact else FLOAT_BOUND
         self._layers = [
             causes.called_layers(side.layers(), rows) for side, rows in zip(session.sides, calls, strict=True)
@@ -1216,7 +1228,7 @@ class _LayerFinder:
         if row.inputs <= self._bound and not inside:
             where = LAYER
             cause = LayerCauses(pair, calls, self._session.sides, self._bound, exact=self._exact).find()
-            cause = self._with_origin(pair, cause)
+            cause = self._with_origin(pair, cause) or self._operations(pairs, pair, where)
         else:
             where = BETWEEN
             after = tuple(call.made[0] for call in calls) if inside else self._differing_input(calls)
@@ -1232,10 +1244,33 @@ class _LayerFinder:
         if cause is None and called is None:
             called = self._exchanged(pairs, outputs)
             if where == BETWEEN and (called is None or called[1] is None):
-                cause = self._computed(pair, (after[0], after[1])) or self._between((after[0], after[1]))
+                cause = self._operations(pairs, pair, LAYER if inside else BETWEEN)
+                cause = cause or self._computed(pair, (after[0], after[1]))
+                cause = cause or self._between((after[0], after[1]))
         if cause is None and called is not None:
             return _divergence(called[0].a.path, called[0].b.path, LAYER, None, called[1], title)
+        received = next((each for each in pairs if where == BETWEEN and each.b.path == self._receiver), None)
+        if received is not None:
+            return _divergence(received.a.path, received.b.path, where, None, cause, title)
         return _divergence(row.a, row.b, where, row.inputs, cause, title)
+
+    def _operations(
+        self, pairs: Sequence[LayerCallPair], pair: LayerCallPair | None, where: str = BETWEEN
+    ) -> Cause | None:
+        """Return what both sides execute for a layer's inputs, its outputs, or the model's outputs."""
+        sides = [side.operations(exact=self._exact) for side in self._session.sides]
+        keys = [(ROOT, 0)] * 2 if pair is None else [pair.a.key, pair.b.key]
+        calls = [side.calls.get(key, ((), ())) for side, key in zip(sides, keys, strict=True)]
+        what = 1 if pair is None or where == LAYER else 0
+        opened = [key[0] if where == LAYER else "" for key in keys]
+        one, other = (side.with_layers(path) for side, path in zip(sides, opened, strict=True))
+        difference = OperationDifference(
+            one, other, self._bound, {each.b.path: each.a.path for each in pairs}
+        )
+        cause = difference.find(list(zip(calls[0][what], calls[1][what], strict=False)))
+        if cause is not None and where == BETWEEN:
+            self._receiver = difference.receiver
+        return cause
 
     def _differing_input(self, calls: tuple[CapturedCall, CapturedCall]) -> tuple[np.ndarray, ...]:
         """Return both sides' first input that differs, e.g. the values of an attention."""
@@ -1257,6 +1292,7 @@ class _LayerFinder:
         after = (outputs[0], outputs[1])
         cause = (
             causes.activation_cause(prior, after, self._bound)
+            or self._operations([], None)
             or self._computed(None, after)
             or self._between(after)
         )

@@ -1,0 +1,428 @@
+"""What two models compute where they part, by the operations that each of them executes.
+
+Both sides' operations are recorded with their values. From a value in which the models differ, both
+computations are followed back while they execute the same operation on one differing value, down to values
+that occur on both sides. What remains is the difference, whatever it is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ckpttool.core.deferred import NamedTuple, dataclass
+from ckpttool.networks.tracing import ROOT
+from ckpttool.verification.causes import Cause, integer_cause, tensor_cause
+
+# Operations by their names in PyTorch (aten) and TensorFlow, where these are not words for a reader.
+_SIGNS = {
+    **dict.fromkeys(("add", "add_", "AddV2", "Add", "BiasAdd"), "+"),
+    **dict.fromkeys(("sub", "Sub"), "-"),
+    **dict.fromkeys(("mul", "Mul"), "*"),
+    **dict.fromkeys(("div", "RealDiv"), "/"),
+    **dict.fromkeys(("mm", "bmm", "matmul", "MatMul", "BatchMatMulV2", "BatchMatMulV3"), "@"),
+    **dict.fromkeys(("pow", "Pow"), "**"),
+    **dict.fromkeys(("gt", "Greater"), ">"),
+    **dict.fromkeys(("ge", "GreaterEqual"), ">="),
+    **dict.fromkeys(("lt", "Less"), "<"),
+    **dict.fromkeys(("le", "LessEqual"), "<="),
+    **dict.fromkeys(("eq", "Equal"), "=="),
+    **dict.fromkeys(("ne", "NotEqual"), "!="),
+}
+_WORDS = {
+    **dict.fromkeys(("_softmax", "Softmax"), "softmax"),
+    **dict.fromkeys(("_log_softmax", "LogSoftmax"), "log_softmax"),
+    **dict.fromkeys(("cat", "ConcatV2"), "concatenation"),
+    **dict.fromkeys(("stack", "Pack"), "stack"),
+    **dict.fromkeys(("amax", "max", "Max"), "max"),
+    **dict.fromkeys(("amin", "min", "Min"), "min"),
+    **dict.fromkeys(("permute", "transpose", "t", "Transpose"), "transpose"),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "Reshape"), "reshape"),
+    **dict.fromkeys(("flip", "ReverseV2"), "flip"),
+    **dict.fromkeys(("embedding", "index_select", "gather", "GatherV2", "ResourceGather"), "rows"),
+    **dict.fromkeys(("where", "SelectV2"), "where"),
+    **dict.fromkeys(("clamp", "ClipByValue"), "clip"),
+    **dict.fromkeys(("constant_pad_nd", "Pad", "PadV2"), "padding"),
+    **dict.fromkeys(("reflection_pad1d", "reflection_pad2d", "MirrorPad"), "reflected borders"),
+    **dict.fromkeys(("replication_pad1d", "replication_pad2d"), "copied borders"),
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices", "MaxPool"), "maximum pooling"),
+    **dict.fromkeys(("avg_pool2d", "avg_pool3d", "AvgPool"), "mean pooling"),
+    **dict.fromkeys(("slice", "select", "StridedSlice"), "slice"),
+    **dict.fromkeys(("split", "split_with_sizes", "Split", "SplitV"), "part"),
+    **dict.fromkeys(("maximum", "Maximum"), "maximum"),
+    **dict.fromkeys(("linalg_vector_norm",), "norm"),
+    **dict.fromkeys(("sgn", "Sign"), "sign"),
+    **dict.fromkeys(("zeros_like", "ZerosLike"), "zeros"),
+    **dict.fromkeys(("ones_like", "OnesLike"), "ones"),
+}
+# Their second argument is an axis.
+_ALONG = ("softmax", "log_softmax", "sum", "mean", "max", "min", "prod", "cumsum")
+_COMMUTATIVE = ("+", "*", "maximum", "==", "!=")
+# They repeat numbers, and change nothing else.
+_REPEATED = ("expand", "BroadcastTo", "Tile", "repeat", "expand_as", "_to_copy", "Cast")
+_FEWEST_MATCHED = 2  # a single number occurs by chance
+_SMALL = 0.1
+_MOST_SHOWN, _MOST_TEXT, _DEEPEST, _DEEPEST_MATCHED = 4, 240, 7, 2
+
+
+class _Step(NamedTuple):
+    """An operation, or a call of a layer: the values that it receives, and its plain settings."""
+
+    name: str
+    given: tuple[Any, ...]
+    part: int = 0
+
+    @property
+    def values(self) -> list[int]:
+        """The values that it receives."""
+        return [*_iter_values(self.given)]
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What else it receives, e.g. an axis."""
+        return tuple(_plain(item) for item in self.given)
+
+
+def _iter_values(given: Any) -> Iterator[int]:
+    if isinstance(given, Mapping):
+        yield given["value"]
+    elif isinstance(given, list | tuple):
+        for item in given:
+            yield from _iter_values(item)
+
+
+def _plain(given: Any) -> Any:
+    if isinstance(given, Mapping):
+        return None
+    return tuple(map(_plain, given)) if isinstance(given, list | tuple) else given
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """One call of a model: its operations by the values that they make, and what these values are."""
+
+    steps: Mapping[int, _Step]
+    arrays: Mapping[int, np.ndarray]
+    names: Mapping[int, str]
+    """model inputs, outputs of layers and tensors of layers"""
+    varying: frozenset[int]
+    """the values that depend on the model's inputs"""
+    calls: Mapping[tuple[str, int], tuple[Sequence[int], Sequence[int]]]
+    """what each call of a layer receives and returns"""
+    whole: Mapping[str, Sequence[range]]
+    """the layers with tensors that contain no others, with the numbers of the values inside each call"""
+
+    @classmethod
+    def of(
+        cls, answer: Mapping[str, Any], arrays: Mapping[int, np.ndarray], layers: Sequence[Mapping[str, Any]]
+    ) -> RecordedCall:
+        """Return the call that a model's process recorded."""
+        titles = {
+            tensor["values"]: f"{tensor['name']} of {layer['path']}"
+            for layer in reversed(layers)
+            for tensor in layer["tensors"]
+            if not tensor["constant"]
+        }
+        names = {int(n): titles[d] for n, d in answer["values"].items() if d in titles}
+        steps: dict[int, _Step] = {}
+        for row in answer["operations"]:
+            for part, number in enumerate(row["made"]):
+                steps[number] = _Step(row["name"], tuple(row["given"]), part)
+        calls = {(row["path"], row["number"]): (row["given"], row["made"]) for row in answer["calls"]}
+        inputs = answer["calls"][-1]["given"] if answer["calls"] else []
+        names.update((number, f"input {index}") for index, number in enumerate(inputs))
+        varying = {*inputs, *answer["written"]}
+        sources = {number: given for given, made in calls.values() for number in made}
+        for number in sorted({*steps, *sources}):
+            before = [*(steps[number].values if number in steps else ()), *sources.get(number, ())]
+            if not varying.isdisjoint(before):
+                varying.add(number)
+        held = {layer["path"] for layer in layers if layer["tensors"]}
+        outer = {path for path in held for other in held if other.startswith((path + ".", path + "/"))}
+        whole: dict[str, list[range]] = defaultdict(list)
+        for row in answer["calls"]:
+            if row["path"] in held - outer - {ROOT}:
+                whole[row["path"]].append(range(row["start"], row["end"]))
+        return cls(steps, arrays, names, frozenset(varying), calls, whole)
+
+    def with_layers(self, opened: str) -> RecordedCall:
+        """Return the call with a layer's outputs as what the layer makes; `opened` is not such a layer."""
+        steps, names = dict(self.steps), dict(self.names)
+        for (path, count), (given, made) in self.calls.items():
+            for part, number in enumerate(made if path in self.whole and path != opened else ()):
+                title = f"{path}#{count + 1}" if count else path
+                steps[number] = _Step(f"layer {path}", tuple({"value": n} for n in given), part)
+                names[number] = title if not part else f"state {part} of {title}"
+        inside = {n for path, ranges in self.whole.items() if path != opened for each in ranges for n in each}
+        arrays = {n: x for n, x in self.arrays.items() if n not in inside or n in names}
+        return replace(self, steps=steps, names=names, arrays=arrays)
+
+
+class OperationDifference:
+    """The difference of two recorded calls; `layers` has the paths in A of B's layers."""
+
+    def __init__(
+        self,
+        a: RecordedCall,
+        b: RecordedCall,
+        bound: float,
+        layers: Mapping[str, str],
+    ) -> None:
+        self._sides, self._bound, self._layers = (a, b), bound, layers
+        self.receiver: str | None = None
+        # Frameworks that name operations differently also have other axes for the channels of an image.
+        styles = {next(iter(side.steps.values()), _Step("", ())).name.islower() for side in (a, b)}
+        self._layouts = len(styles) > 1
+        self._match: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        self._match_values()
+
+    def _match_values(self) -> None:
+        """Note the values that occur on both sides, in any order of axes that frameworks use."""
+        known: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        for number, array in self._sides[0].arrays.items():
+            if _is_telling(array):
+                known[array.size].append((_size(array), number))
+        for number, array in self._sides[1].arrays.items():
+            if not _is_telling(array):
+                continue
+            size = _size(array)
+            for other, candidate in known.get(array.size, ()):
+                if abs(size - other) > self._bound * max(size, other):
+                    continue
+                if self._is_same(self._sides[0].arrays[candidate], array):
+                    self._match[1].setdefault(number, candidate)
+                    self._match[0].setdefault(candidate, number)
+                    if candidate in self._sides[0].names:
+                        self._match[1][number] = candidate
+
+    def find(self, pairs: Sequence[tuple[int, int]]) -> Cause | None:
+        """Return what A and B compute for the first of these pairs of values that differs."""
+        for a, b in pairs:
+            if a in self._sides[0].arrays and b in self._sides[1].arrays and not self._agree(a, b):
+                # Equal values may be computed several times.
+                apart = {self._bytes(*pair): pair for pair in [*self._iter_differences(a, b)][::-1]}
+                earliest = min(apart.values(), key=lambda pair: pair[1])
+                a, b = earliest if len(apart) == 1 else (a, b)
+                self.receiver = None if b in self._match[1] else self._receiver(b)
+                cause = self._describe(a, b)
+                if cause is None or (len(apart) > 1 and len(cause.text) > _MOST_TEXT):
+                    cause = self._describe(*earliest)
+                return cause
+        return None
+
+    def _bytes(self, a: int, b: int) -> tuple[bytes, bytes]:
+        return self._sides[0].arrays[a].tobytes(), self._sides[1].arrays[b].tobytes()
+
+    def _receiver(self, number: int) -> str | None:
+        """Return the first layer of B that receives a value."""
+        call = self._sides[1]
+        for (path, _), (given, _) in call.calls.items():
+            if path in call.whole and any(number in (each, self._origin(1, each)) for each in given):
+                return path
+        return None
+
+    def _agree(self, a: int, b: int) -> bool:
+        one, other = self._sides[0].arrays.get(a), self._sides[1].arrays.get(b)
+        return one is not None and other is not None and self._is_same(one, other)
+
+    def _is_same(self, a: np.ndarray, b: np.ndarray) -> bool:
+        """Return whether two arrays have the same numbers in the same order."""
+        if a.size != b.size:
+            return False
+        orders = [b]
+        if self._layouts and b.ndim > 2:
+            orders += [
+                each for each in (np.moveaxis(b, 1, -1), np.moveaxis(b, -1, 1)) if each.shape == a.shape
+            ]
+        return any(_are_close(a.reshape(-1), each.reshape(-1), self._bound) for each in orders)
+
+    def _step(self, side: int, number: int) -> _Step | None:
+        """Return what makes a value, None for one that occurs on the other side, too."""
+        call = self._sides[side]
+        if number in self._match[side] or number not in call.steps:
+            return None
+        step = call.steps[number]
+        name = step.name.removesuffix("_") if step.name.endswith("_") and len(step.name) > 3 else step.name
+        if name.startswith("layer "):
+            path = name[6:]
+            return step._replace(name="layer " + (self._layers.get(path, path) if side else path))
+        return step._replace(name=_SIGNS.get(name, _WORDS.get(name, name.lower())))
+
+    def _origin(self, side: int, number: int, *, beyond: bool = False, moved: bool = False) -> int:
+        """Return the value before operations that only repeat it or give it another shape.
+
+        With `beyond` also one before a value that occurs on both sides, with `moved` before another order of
+        its axes.
+        """
+        call = self._sides[side]
+        while (
+            (beyond or number not in self._match[side]) and number in call.steps and number not in call.names
+        ):
+            step = call.steps[number]
+            array = call.arrays.get(number)
+            before = call.arrays.get(step.values[0]) if step.values else None
+            if array is None or before is None or not call.varying.isdisjoint(step.values[1:]):
+                return number
+            if moved and (step.name in _REPEATED or _WORDS.get(step.name) == "transpose"):
+                number = step.values[0]
+                continue
+            if not self._is_same(before, array):
+                return number
+            number = step.values[0]
+        return number
+
+    def _iter_differences(self, a: int, b: int) -> Iterator[tuple[int, int]]:
+        """Yield the first values that differ of those from which both sides compute two values alike."""
+        a, b = self._origin(0, a), self._origin(1, b)
+        one, other = self._step(0, a), self._step(1, b)
+        values = [[] if step is None else step.values for step in (one, other)]
+        if (
+            one is None
+            or other is None
+            or (one.name, one.part, one.settings) != (other.name, other.part, other.settings)
+            or len(values[0]) != len(values[1])
+        ):
+            yield a, b
+            return
+        if one.name in _COMMUTATIVE and any(
+            self._agree(*pair) for pair in zip(values[0], values[1][::-1], strict=True)
+        ):
+            values[1].reverse()
+        apart = [pair for pair in zip(*values, strict=True) if not self._agree(*pair)]
+        if not apart or any(
+            n not in call.arrays for pair in apart for n, call in zip(pair, self._sides, strict=True)
+        ):
+            yield a, b
+        for pair in apart:
+            yield from self._iter_differences(*pair)
+
+    def _describe(self, a: int, b: int) -> Cause | None:
+        if a not in self._sides[0].varying and b not in self._sides[1].varying:
+            arrays = self._sides[0].arrays[a], self._sides[1].arrays[b]
+            titles = [self._text(0, a, _DEEPEST), self._text(1, b, _DEEPEST)]
+            if arrays[0].dtype.kind == arrays[1].dtype.kind == "b":
+                arrays = arrays[0].astype(np.float32), arrays[1].astype(np.float32)
+                titles = [f"mask {title}" for title in titles]
+            titles = [f"constant {title}" if title.endswith("]") else title for title in titles]
+            if (cause := integer_cause(*arrays)) is not None:
+                return cause
+            if arrays[0].shape == arrays[1].shape and arrays[0].size > 1:
+                return replace(tensor_cause(titles[0], arrays[0], titles[1], arrays[1]), confirmed=True)
+        for deepest in range(_DEEPEST, 0, -1):
+            texts = (self._text(0, a, deepest), self._text(1, b, deepest))
+            if max(map(len, texts)) <= _MOST_TEXT:
+                break
+        if texts[0] == texts[1]:
+            shapes = [self._shapes(*side) for side in ((0, a), (1, b))]
+            texts = (f"{texts[0]} of shapes {shapes[0]}", f"{texts[1]} of shapes {shapes[1]}")
+        if texts[0] == texts[1] or "..." in texts or max(map(len, texts)) > _MOST_TEXT:
+            return None
+        one, other = self._sides[0].arrays[a], self._sides[1].arrays[b]
+        if one.size != other.size:
+            texts = (f"{texts[0]} of shape {[*one.shape[1:]]}", f"{texts[1]} of shape {[*other.shape[1:]]}")
+        return Cause(f"A computes {texts[0]}, B computes {texts[1]}", confirmed=True)
+
+    def _shapes(self, side: int, number: int) -> str:
+        """Return the shapes of the values of which a value is computed, without the batch."""
+        call = self._sides[side]
+        step = call.steps.get(number)
+        arrays = [call.arrays[each] for each in (step.values if step else ()) if each in call.arrays]
+        return " and ".join(str([*array.shape[1:]]) for array in arrays if array.ndim > 1)
+
+    def _text(self, side: int, number: int, deepest: int, *, inner: bool = False, moved: bool = False) -> str:
+        """Return the formula of a value; one that occurs on both sides has A's words."""
+        number = self._origin(side, number, beyond=True)
+        if number in self._match[side]:
+            deepest, moved = min(deepest, _DEEPEST_MATCHED), True
+            side, number = 0, self._match[1][number] if side else number
+        number = self._origin(side, number, beyond=True, moved=moved)
+        call = self._sides[side]
+        if number in call.names:
+            return call.names[number]
+        array, step = call.arrays.get(number), call.steps.get(number)
+        if array is not None and (array == array.flat[0]).all():
+            return f"{array.flat[0]:g}"
+        if number not in call.varying and (step is None or not self._is_named(side, number)):
+            return _constant_text(array)
+        if step is None or deepest <= 0:
+            return "..."
+        reverse = step.name == "rsub"
+        shown = "-" if reverse else _SIGNS.get(step.name.rstrip("_"), "")
+        parts = [
+            self._text(side, value, deepest - 1, inner=bool(shown), moved=moved)
+            for value in step.values
+            if shown
+            or value in call.varying
+            or self._is_named(side, value)
+            or _is_short(call.arrays.get(value))
+        ]
+        plain = [_setting_text(item) for item in step.settings if _setting_text(item)]
+        if shown and len(parts) + len(plain) >= 2:
+            operands = [*parts, *plain][:2]
+            text = f" {shown} ".join(operands[::-1] if reverse else operands)
+            return f"({text})" if inner else text
+        name = _WORDS.get(step.name, step.name.lower().strip("_").replace("layer ", ""))
+        if name == "part":
+            before = call.arrays.get(step.values[0])
+            halves = array is not None and before is not None and before.size == 2 * array.size
+            what = f"{('first', 'second')[step.part]} half" if halves else f"part {step.part + 1}"
+            return f"{what} of {', '.join(parts)}"
+        if name == "gelu":
+            name = "tanh gelu" if "tanh" in plain else "exact gelu"
+            plain = []
+        if name in _ALONG and len(parts) + len(plain) == 2:
+            (*parts, axis), plain = [*parts, *plain], []
+            return f"{name}({', '.join(parts)}) over axis {axis}"
+        return f"{name}({', '.join([*parts, *plain])})"
+
+    def _is_named(self, side: int, number: int) -> bool:
+        """Return whether a value is computed of a layer's tensors."""
+        call = self._sides[side]
+        if number in call.names:
+            return True
+        step = call.steps.get(number)
+        return step is not None and any(self._is_named(side, value) for value in step.values)
+
+
+def _are_close(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
+    """Return whether numbers are equal; those that hide others, such as -1e9, are no measure of the rest."""
+    if a.dtype.kind != "f" or b.dtype.kind != "f":
+        return bool((a == b).all())
+    sizes = np.abs(a[np.isfinite(a) & (a != 0)])
+    usual = float(np.quantile(sizes, _SMALL)) if sizes.size else 1.0
+    return bool(np.isclose(a, b, rtol=bound, atol=bound * usual, equal_nan=True).all())
+
+
+def _is_telling(array: np.ndarray) -> bool:
+    return (
+        array.size >= _FEWEST_MATCHED and array.dtype.kind in "fiub" and bool((array != array.flat[0]).any())
+    )
+
+
+def _size(array: np.ndarray) -> float:
+    return float(np.sqrt(np.square(array.astype(np.float64)).sum()))
+
+
+def _is_short(array: np.ndarray | None) -> bool:
+    return array is not None and array.size <= _MOST_SHOWN
+
+
+def _constant_text(array: np.ndarray | None) -> str:
+    """Return fixed numbers, the first ones of many."""
+    if array is None:
+        return "..."
+    shown = [f"{number:.4g}" for number in array.reshape(-1)[: 2 * _MOST_SHOWN].astype(np.float64)]
+    return f"[{', '.join(shown)}{', ...' if array.size > 2 * _MOST_SHOWN else ''}]"
+
+
+def _setting_text(value: Any) -> str:
+    if value is None or isinstance(value, bool) or value == () or value == 9223372036854775807:
+        return ""
+    if isinstance(value, tuple):
+        shown = [str(item) for item in value if item is not None]
+        return f"[{', '.join(shown)}]" if shown else ""
+    return f"{value:g}" if isinstance(value, float) else str(value)
