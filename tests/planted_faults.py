@@ -203,7 +203,13 @@ FAULTS = {
     ),
     "bfloat16 cast": Fault("mlp", "0", on_all(lambda x: x.bfloat16().float()), words="bfloat16"),
     "normaliser": Fault(
-        "vision", "conv", without("mean"), {}, {"mean": (0.1, 0.5, 0.9)}, where="between", words="normalizer"
+        "vision",
+        "conv",
+        without("mean"),
+        {},
+        {"mean": (0.1, 0.5, 0.9)},
+        where="between",
+        words="mean of .model",
     ),
     "permuted flatten": Fault(
         "cnn",
@@ -242,7 +248,7 @@ FAULTS = {
     ),
     "channel order": Fault("cnn", "0", put("0.weight", lambda x: x.flip(1)), words="reverse"),
     "layer order": Fault("text", "mix", swap("mix", "up"), words="weights of A's up"),
-    "wrong statistics axis": Fault("text", "mix", options={"axis": 1}, where="between"),
+    "wrong statistics axis": Fault("text", "mix", options={"axis": 1}, where="between", words="mean.*axis"),
     "tied weights untied": Fault(
         "text",
         "out|outputs",  # Keras's tied layer has no tensors, and is no layer of a pair
@@ -288,7 +294,10 @@ MORE_FAULTS = {
         "upsampler", "mix|up_sampling.*|conc.*", options={"mode": "nearest"}, words="nearest|interpol|upsampl"
     ),
     "aligned corners": Fault(
-        "upsampler", "mix|up_sampling.*|conc.*", options={"align": True}, words="corner|interpol|upsampl"
+        "upsampler",
+        "mix|up_sampling.*|conc.*",
+        options={"align": True},
+        words="upsampl",
     ),
     "concatenation exchanged": Fault(
         "upsampler", "mix|conc.*", options={"swapped": True}, words="concatenation|parts of"
@@ -335,7 +344,7 @@ MORE_FAULTS = {
     "squeezed maximum": Fault("squeeze", "fc1|global.*", options={"pool": "max"}, words="max"),
     "symmetric for causal padding": Fault("temporal", "conv1", options={"causal": False}, words="padding"),
     "time reversed": Fault("temporal", "conv2", put("conv2.weight", lambda x: x.flip(2)), words="reverse"),
-    "first for last step": Fault("temporal", "head", options={"step": 0}, words="last step.*first step"),
+    "first for last step": Fault("temporal", "head", options={"step": 0}, words="slice"),
     "dilation of a causal convolution": Fault(
         "temporal", "conv1", options={"dilation": 1}, words="dilation|padding"
     ),
@@ -352,9 +361,9 @@ MORE_FAULTS = {
         words="order",
         keras={"options": {"last": False}},
     ),
-    "causal mask missing": Fault("decoder", "proj", options={"causal": False}, words="causal"),
-    "scores not scaled": Fault("decoder", "proj", options={"scale": False}, words="B computes.*not scaled"),
-    "number of heads": Fault("decoder", "proj", options={"heads": 4}, words="heads"),
+    "causal mask missing": Fault("decoder", "proj", options={"causal": False}, words="causal|masked_fill"),
+    "scores not scaled": Fault("decoder", "proj", options={"scale": False}, words="scaled|/ 2, B"),
+    "number of heads": Fault("decoder", "proj", options={"heads": 4}, words="heads|shapes"),
     "softmax over queries": Fault("decoder", "proj", options={"axis": -2}, words="softmax|axis"),
     "queries and values exchanged": Fault(
         "decoder", "query|value", swap("query", "value"), words="weights of A's value"
@@ -365,7 +374,7 @@ MORE_FAULTS = {
     "rows of a table exchanged": Fault(
         "decoder", "embed", put("embed.weight", rows(3, 5)), words="order|2 of 17 rows"
     ),
-    "embedding not scaled": Fault("decoder", "norm|position", options={"embed": 1.0}, words="times"),
+    "embedding not scaled": Fault("decoder", "norm|position", options={"embed": 1.0}, words="times|2.828"),
     "zero bias of the queries": Fault("decoder", "query", put("query.bias", lambda x: x * 0), words="zero"),
     "epsilon of a layer norm": Fault("decoder", "norm", options={"eps": 1e-3}, words="epsilon"),
     "fresh layer norm": Fault(
@@ -383,7 +392,7 @@ MORE_FAULTS = {
     "order of a fused projection": Fault(
         "fused", "qkv", on_all(blocks(3, 1, 0, 2), "qkv"), words="order|differs"
     ),
-    "fused heads": Fault("fused", "proj", options={"inner": True}, words="order|heads"),
+    "fused heads": Fault("fused", "proj", options={"inner": True}, words="order|heads|transpose"),
     "order of fused parts": Fault(
         "fused", "proj", options={"order": "vkq"}, words="order|queries|values|quer"
     ),
@@ -391,8 +400,8 @@ MORE_FAULTS = {
     "halves of a gate's weights": Fault("gated", "up", on_all(blocks(2, 1, 0), "up."), words="order"),
     "gelu for silu": Fault("gated", "down", options={"activation": "gelu"}, words="silu.*gelu"),
     "epsilon of an own norm": Fault("gated", "norm", options={"eps": 1e-2}, words="epsilon"),
-    "scale of a norm without 1": Fault("gated", "norm", put("norm.weight", lambda x: x - 1), words=_DIFFERS),
-    "deviation for half of it": Fault("vae", "decode", options={"half": False}, words="exp.*/ 2.*exp"),
+    "scale of a norm without 1": Fault("gated", "norm", put("norm.weight", lambda x: x - 1), words="-1 plus"),
+    "deviation for half of it": Fault("vae", "decode", options={"half": False}, words="spread . 0.5|/ 2"),
     "heads exchanged": Fault("vae", "mean|spread", swap("mean", "spread"), words="weights of A's"),
     "outputs exchanged": Fault(
         "vae", "outputs|decode|spread|0", options={"swapped": True}, words="output|order"
@@ -413,7 +422,7 @@ MORE_FAULTS = {
         "mixture", "gate|out", options={"gate": "sigmoid"}, words="softmax.*sigmoid"
     ),
     "variance for deviation": Fault(
-        "normalized", "hidden|normalizer", options={"root": False}, words="normalizer"
+        "normalized", "hidden|normalizer", options={"root": False}, words="normalizer|sqrt"
     ),
     "clip missing": Fault("normalized", "hidden", options={"clip": 0.0}, words="clip"),
     "stale statistics": Fault(
@@ -450,10 +459,13 @@ MORE_FAULTS = {
     ),
     "sum for product": Fault("recommender", "hidden", options={"use": "add"}, words=r"\*.*\+"),
     "pixels not scaled": Fault(
-        "pixels", "conv|rescaling.*", options={"scale": 1.0}, words=r"times|factor|scale|\*"
+        "pixels",
+        "conv|rescaling.*",
+        options={"scale": 1.0},
+        words=r"times|\*|/ 255, B computes input 0",
     ),
     "pixels around zero": Fault(
-        "pixels", "conv|rescaling.*", options={"offset": 0.5}, words="normali[sz]er|shift|adds"
+        "pixels", "conv|rescaling.*", options={"offset": 0.5}, words="normali[sz]er|shift|adds|- 0.5$"
     ),
     "colors in reverse": Fault(
         "pixels", "conv|rescaling.*", options={"reverse": True}, words="order|reverse|flip"
@@ -774,12 +786,6 @@ PROMISED = [
     and name not in LATER_FAULTS
     and name not in ("q/k layers swapped", "padding mode", "pooling")
 ]
-# Located; the cause is a computation between layers, which is not searched.
-UNNAMED = (
-    *("wrong statistics axis", "token behind the patches", "patches by column", "values turned"),
-    *("turned backwards", "product of directions", "direction not turned back", "first of both directions"),
-    *("cosines from zero", "rate of a sine", "cosine for sine", "product with the last output"),
-)
 
 
 @dataclass(frozen=True)

@@ -375,7 +375,7 @@ PORTED_FAULTS = {
         "bilinear",
         "outputs|matrix|one|two|.*model.*" + _BETWEEN,
         options={"matrix": "turned"},
-        words="transposed|axes",
+        words="transposed|axes|transpose",
     ),
     "matrix transposed": Fault(
         "bilinear", "outputs|matrix|one|two|.*model.*", put("matrix", lambda x: x.T), words="transposed"

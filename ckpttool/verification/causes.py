@@ -16,20 +16,16 @@ import numpy as np
 
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import MappingError, abbreviate_list
-from ckpttool.core.kinds import SETTINGS, find_family
+from ckpttool.core.kinds import ACTIVATIONS, SETTINGS, find_family
+from ckpttool.core.sidecar import DEFAULT_SLOPE, format_activation
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf
 from ckpttool.mapping.kind_table import candidate_kinds
 from ckpttool.mapping.layer_kinds import LayerFacts
 from ckpttool.mapping.rules import merge_parts
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.network import Activation
 from ckpttool.networks.tracing import ROOT
-from ckpttool.verification.computations import (
-    Term,
-    gathered,
-    iter_activations,
-    name_computations,
-    without_border,
-)
 
 if TYPE_CHECKING:
     from ckpttool.verification.two_models import ModelClient
@@ -331,6 +327,9 @@ def align_arrays(a: np.ndarray, b: np.ndarray) -> tuple[float, np.ndarray | None
     """Return the smallest relative error over the orders of axes that frameworks use, and B in A's order."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     best: tuple[float, np.ndarray | None] = (float("inf"), None)
+    if a.shape == b.shape[1:] or b.shape == a.shape[1:]:
+        # What no input changes, e.g. embeddings of positions, may have no batch.
+        a, b = np.broadcast_arrays(a, b)
     if a.size != b.size or not a.size:
         return best
     there = np.isfinite(a)
@@ -1016,6 +1015,20 @@ def _find_rounding(a: np.ndarray, b: np.ndarray) -> str | None:
 _MOST_TESTED = 1 << 20
 
 
+_SLOPES = (0.01, 0.1, 0.2, 0.3)
+
+
+def iter_activations(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the results of the known activations by name."""
+    for name in ACTIVATIONS:
+        for slope in _SLOPES if name == "leaky_relu" else (DEFAULT_SLOPE,):
+            title = {"linear": "no activation", "gelu": "exact gelu"}.get(name)
+            result = numpy_backend.ACTIVATIONS[name](Activation(name, slope))(x)
+            yield title or format_activation(name, slope), np.asarray(result, np.float64)
+    yield "tanh gelu", 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    yield "hard sigmoid", np.clip(x / 6 + 0.5, 0, 1)
+
+
 def name_activation(before: np.ndarray, after: np.ndarray, bound: float) -> str | None:
     """Return the activation that maps one array to the other, None if none of the known ones does."""
     before, after = (np.asarray(array, np.float64) for array in (before, after))
@@ -1175,53 +1188,13 @@ def _name_order(a: np.ndarray, b: np.ndarray, bound: float) -> str | None:
     return None
 
 
-def computation_cause(
-    operands: Sequence[Term], after: tuple[np.ndarray, np.ndarray], bound: float
-) -> Cause | None:
-    """Return what A and B compute of the outputs of earlier layers, None unless both are known formulas.
-
-    Else the multiple of one of these outputs that is the difference, e.g. of a residual connection.
-    """
-    a, b = (without_border(np.asarray(array, np.float64)) for array in after)
-    turned = [array for array in _turned(a, b) if array.shape == a.shape] or [b]
-    formulas = name_computations(operands, a, turned, bound) or _name_part(operands, a, turned, bound)
-    if formulas is not None:
-        return Cause(f"A computes {formulas[0]}, B computes {formulas[1]}", confirmed=True)
-    _, other = align_arrays(a, b)
-    if other is None:
-        return None
-    scale, apart = float(np.abs(a).max()) or 1.0, a - other
-    for text, x in (*operands, *(each for one in operands if one.array.ndim > 2 for each in gathered(one))):
-        if x.shape != a.shape or not x.any():
-            continue
-        size = float((x * x).sum())
-        factor, whole = float((apart * x).sum()) / size, float((a * x).sum()) / size
-        if float(np.abs(a - whole * x).max()) <= bound * scale:
-            continue  # A's own numbers are a multiple of it: so are B's
-        if abs(factor) > bound and float(np.abs(apart - factor * x).max()) <= bound * scale:
-            sides = ("A", "B") if factor > 0 else ("B", "A")
-            times = "" if abs(abs(factor) - 1) <= bound else f"{abs(factor):.6g} times "
-            return Cause(f"{sides[0]} adds {times}{text}, {sides[1]} does not", confirmed=True)
-    return None
-
-
-def _name_part(
-    operands: Sequence[Term], a: np.ndarray, b: Sequence[np.ndarray], bound: float
-) -> tuple[str, str] | None:
-    """Return the formulas of the only features that differ, e.g. of one part of a concatenation."""
-    allowed = bound * (float(np.abs(a).max()) or 1.0)
-    same = [other for other in b if other.shape == a.shape]
-    for other, axis in itertools.product(same, {1, a.ndim - 1} if a.ndim > 1 else ()):
-        apart = np.abs(np.moveaxis(a - other, axis, 0)).reshape(a.shape[axis], -1).max(1) > allowed
-        places = np.flatnonzero(apart)
-        if 0 < len(places) < len(apart):
-            part = range(places[0], places[-1] + 1)
-            formulas = name_computations(
-                operands, np.take(a, part, axis), [np.take(other, part, axis)], bound
-            )
-            if formulas is not None:
-                return formulas
-    return None
+def without_border(array: np.ndarray) -> np.ndarray:
+    """Return an image without planes of zeros at its sides, e.g. one that is padded already."""
+    for axis in range(1, array.ndim) if array.ndim > 2 else ():
+        there: Any = np.flatnonzero(np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1).any(1))
+        if there.size:
+            array = np.take(array, range(there[0], there[-1] + 1), axis)
+    return array
 
 
 def find_order(a: np.ndarray, b: np.ndarray, bound: float) -> np.ndarray | None:
