@@ -1,4 +1,4 @@
-"""What two models compute where they part, by the operations that each of them executes.
+"""The operations of two models where they part.
 
 Both sides' operations are recorded with their values. From a value in which the models differ, both
 computations are followed back while they execute the same operation on one differing value, down to values
