@@ -332,7 +332,7 @@ class OperationDifference:
             texts = (self._text(0, a, deepest), self._text(1, b, deepest))
             if max(map(len, texts)) <= _MOST_TEXT:
                 break
-        if texts[0] == texts[1]:
+        if texts[0] == texts[1] and not self._layouts:  # frameworks have other orders of axes
             details = [self._details(*side) for side in ((0, a), (1, b))]
             texts = (f"{texts[0]} {details[0]}", f"{texts[1]} {details[1]}")
         if texts[0] == texts[1] or "..." in texts or max(map(len, texts)) > _MOST_TEXT:
@@ -363,8 +363,7 @@ class OperationDifference:
         step = call.steps.get(number, _Step("", ()))
         arrays = [call.arrays[each] for each in step.values if each in call.arrays]
         shapes = " and ".join(str([*array.shape[1:]]) for array in arrays if array.ndim > 1)
-        settings = "" if self._layouts else f", settings {[*step.settings[1:]]}"
-        return f"of shapes {shapes}{settings}"
+        return f"of shapes {shapes}, settings {[*step.settings[1:]]}"
 
     def _text(self, side: int, number: int, deepest: int, *, inner: bool = False, moved: bool = False) -> str:
         """Return the formula of a value; one that occurs on both sides has A's words."""
