@@ -164,8 +164,8 @@ class RecordedCall:
                 steps[number] = _Step(f"layer {path}", tuple({"value": n} for n in given), part)
                 names[number] = title if not part else f"state {part} of {title}"
         inside = {n for path in layers for each in self.whole.get(path, ()) for n in each}
-        made = {number for _, each in self.calls.values() for number in each}
-        arrays = {n: x for n, x in self.arrays.items() if n not in inside or n in names or n in made}
+        returned = {number for _, each in self.calls.values() for number in each}
+        arrays = {n: x for n, x in self.arrays.items() if n not in inside or n in names or n in returned}
         return replace(self, steps=steps, names=names, arrays=arrays)
 
 
