@@ -19,6 +19,8 @@ import keras
 import numpy as np
 from keras import layers, ops
 
+from tests import ported_keras, ported_torch
+
 State = Mapping[str, np.ndarray]
 
 
@@ -847,7 +849,7 @@ NAMES = {
 
 # Images that a dense layer receives flattened, with the channels first.
 FLATTENED = {"cnn": ("head", (5, 2, 3)), "volume": ("head", (3, 2, 2, 3)), "vae": ("mean|spread", (4, 3, 3))}
-FLATTENED["encoder"] = ("trunk", (4, 2, 2))
+FLATTENED |= {"encoder": ("trunk", (4, 2, 2)), "impala": ("hidden", (4, 4, 4))}
 
 
 def _gates(w: State, name: str = "rnn", end: str = "l0") -> list[np.ndarray]:
@@ -865,12 +867,12 @@ def _gates(w: State, name: str = "rnn", end: str = "l0") -> list[np.ndarray]:
     return [turned["weight_ih"].T, turned["weight_hh"].T, np.asarray(bias)]
 
 
-def _heads(w: State, heads: int) -> list[np.ndarray]:
+def _heads(w: State, name: str, heads: int) -> list[np.ndarray]:
     arrays: list[np.ndarray] = []
-    kernels, biases = (np.split(w[f"attention.in_proj_{kind}"], 3) for kind in ("weight", "bias"))
+    kernels, biases = (np.split(w[f"{name}.in_proj_{kind}"], 3) for kind in ("weight", "bias"))
     for kernel, bias in zip(kernels, biases, strict=True):
         arrays += [kernel.T.reshape(8, heads, -1), bias.reshape(heads, -1)]
-    return [*arrays, w["attention.out_proj.weight"].T.reshape(heads, -1, 8), w["attention.out_proj.bias"]]
+    return [*arrays, w[f"{name}.out_proj.weight"].T.reshape(heads, -1, 8), w[f"{name}.out_proj.bias"]]
 
 
 def _kernel(layer: Any, weight: np.ndarray, image: Any) -> np.ndarray:
@@ -891,7 +893,7 @@ def _arrays(layer: Any, model: str, name: str, w: State) -> list[np.ndarray]:
     if isinstance(layer, layers.LSTM | layers.GRU):
         return _gates(w, name)
     if isinstance(layer, layers.MultiHeadAttention):
-        return _heads(w, layer.num_heads)
+        return _heads(w, name, layer.num_heads)
     if isinstance(layer, Normalizer):
         return [w["centre"], w["variance"]]
     weight = w[f"{name}.weight"]
@@ -908,8 +910,8 @@ def _arrays(layer: Any, model: str, name: str, w: State) -> list[np.ndarray]:
 def fill(model: Any, name: str, w: State) -> None:
     """Give the Keras model the numbers of the PyTorch state_dict."""
     for layer in model.layers:
-        if isinstance(layer, AddRows | Scale | Token):
-            layer.set_weights([w[layer.name]])
+        if isinstance(layer, AddRows | Scale | Token | ported_keras.Own):
+            layer.set_weights([w.get(layer.name, w.get(f"{layer.name}.weight"))])
         elif layer.weights and not isinstance(layer, TiedDense | TiedKernel):
             torch_name = NAMES.get(name, {}).get(layer.name, layer.name)
             layer.set_weights(_arrays(layer, name, torch_name, w))
@@ -918,7 +920,8 @@ def fill(model: Any, name: str, w: State) -> None:
 def write(folder: Path) -> None:
     """Write the listed models."""
     for row in json.loads((folder / "keras.json").read_text(encoding="utf-8")):
-        model = globals()[row["model"]](**row["options"])
+        factories = vars(ported_keras) if row["model"] in ported_torch.SHAPES else globals()
+        model = factories[row["model"]](**row["options"])
         with np.load(folder / row["state"]) as archive:
             fill(model, row["model"], dict(archive))
         if row["file"].endswith(".keras"):

@@ -1177,12 +1177,12 @@ SHAPES = {
 }
 
 
-def torch_state(name: str, seed: int = 0, **options: Any) -> dict[str, Any]:
-    """Return random numbers for the model's tensors."""
+def torch_state(model: Any, seed: int = 0, **options: Any) -> dict[str, Any]:
+    """Return random numbers for the tensors of a model, or of one of the models above by its name."""
     import torch
 
     generator = np.random.default_rng(seed)
-    model = globals()[name](**options)
+    model = globals()[model](**options) if isinstance(model, str) else model
     state = model.state_dict()
     for key, value in state.items():
         if value.dtype.is_floating_point:

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import verifying
 from ckpttool.commands.verify import Verification, verify
 from ckpttool.networks import ModelSpec
-from tests import pair_models, warm
+from tests import pair_models, ported_torch, warm
 from tests.conftest import ROOT
 from tests.pair_models import SHAPES
 from tests.shared_runners import shared_runners
@@ -27,7 +27,7 @@ from tests.shared_runners import shared_runners
 State = dict[str, Any]
 DIRECTIONS = ("torch-keras", "keras-torch")
 # Models with layers of their own in Keras: their files have weights only.
-OWN = ("text", "decoder", "gated", "normalized", "convnext", "patches", "tied_decoder")
+OWN = ("text", "decoder", "gated", "normalized", "convnext", "patches", "tied_decoder", *ported_torch.OWN)
 # Names of layers of the PyTorch models, where Keras's differ.
 KERAS_NAMES: dict[str, dict[str, str]] = {
     "mlp": {"0": "first", "2": "second", "4": "third"},
@@ -203,7 +203,13 @@ FAULTS = {
     ),
     "bfloat16 cast": Fault("mlp", "0", on_all(lambda x: x.bfloat16().float()), words="bfloat16"),
     "normaliser": Fault(
-        "vision", "conv", without("mean"), {}, {"mean": (0.1, 0.5, 0.9)}, where="between", words="normalizer"
+        "vision",
+        "conv",
+        without("mean"),
+        {},
+        {"mean": (0.1, 0.5, 0.9)},
+        where="between",
+        words="mean of .model",
     ),
     "permuted flatten": Fault(
         "cnn",
@@ -242,7 +248,7 @@ FAULTS = {
     ),
     "channel order": Fault("cnn", "0", put("0.weight", lambda x: x.flip(1)), words="reverse"),
     "layer order": Fault("text", "mix", swap("mix", "up"), words="weights of A's up"),
-    "wrong statistics axis": Fault("text", "mix", options={"axis": 1}, where="between"),
+    "wrong statistics axis": Fault("text", "mix", options={"axis": 1}, where="between", words="mean.*axis"),
     "tied weights untied": Fault(
         "text",
         "out|outputs",  # Keras's tied layer has no tensors, and is no layer of a pair
@@ -288,7 +294,10 @@ MORE_FAULTS = {
         "upsampler", "mix|up_sampling.*|conc.*", options={"mode": "nearest"}, words="nearest|interpol|upsampl"
     ),
     "aligned corners": Fault(
-        "upsampler", "mix|up_sampling.*|conc.*", options={"align": True}, words="corner|interpol|upsampl"
+        "upsampler",
+        "mix|up_sampling.*|conc.*",
+        options={"align": True},
+        words="upsampl",
     ),
     "concatenation exchanged": Fault(
         "upsampler", "mix|conc.*", options={"swapped": True}, words="concatenation|parts of"
@@ -335,7 +344,7 @@ MORE_FAULTS = {
     "squeezed maximum": Fault("squeeze", "fc1|global.*", options={"pool": "max"}, words="max"),
     "symmetric for causal padding": Fault("temporal", "conv1", options={"causal": False}, words="padding"),
     "time reversed": Fault("temporal", "conv2", put("conv2.weight", lambda x: x.flip(2)), words="reverse"),
-    "first for last step": Fault("temporal", "head", options={"step": 0}, words="last step.*first step"),
+    "first for last step": Fault("temporal", "head", options={"step": 0}, words="slice"),
     "dilation of a causal convolution": Fault(
         "temporal", "conv1", options={"dilation": 1}, words="dilation|padding"
     ),
@@ -352,9 +361,9 @@ MORE_FAULTS = {
         words="order",
         keras={"options": {"last": False}},
     ),
-    "causal mask missing": Fault("decoder", "proj", options={"causal": False}, words="causal"),
-    "scores not scaled": Fault("decoder", "proj", options={"scale": False}, words="B computes.*not scaled"),
-    "number of heads": Fault("decoder", "proj", options={"heads": 4}, words="heads"),
+    "causal mask missing": Fault("decoder", "proj", options={"causal": False}, words="causal|masked_fill"),
+    "scores not scaled": Fault("decoder", "proj", options={"scale": False}, words="scaled|/ 2, B"),
+    "number of heads": Fault("decoder", "proj", options={"heads": 4}, words="heads|shapes"),
     "softmax over queries": Fault("decoder", "proj", options={"axis": -2}, words="softmax|axis"),
     "queries and values exchanged": Fault(
         "decoder", "query|value", swap("query", "value"), words="weights of A's value"
@@ -365,7 +374,7 @@ MORE_FAULTS = {
     "rows of a table exchanged": Fault(
         "decoder", "embed", put("embed.weight", rows(3, 5)), words="order|2 of 17 rows"
     ),
-    "embedding not scaled": Fault("decoder", "norm|position", options={"embed": 1.0}, words="times"),
+    "embedding not scaled": Fault("decoder", "norm|position", options={"embed": 1.0}, words="times|2.828"),
     "zero bias of the queries": Fault("decoder", "query", put("query.bias", lambda x: x * 0), words="zero"),
     "epsilon of a layer norm": Fault("decoder", "norm", options={"eps": 1e-3}, words="epsilon"),
     "fresh layer norm": Fault(
@@ -383,7 +392,7 @@ MORE_FAULTS = {
     "order of a fused projection": Fault(
         "fused", "qkv", on_all(blocks(3, 1, 0, 2), "qkv"), words="order|differs"
     ),
-    "fused heads": Fault("fused", "proj", options={"inner": True}, words="order|heads"),
+    "fused heads": Fault("fused", "proj", options={"inner": True}, words="order|heads|transpose"),
     "order of fused parts": Fault(
         "fused", "proj", options={"order": "vkq"}, words="order|queries|values|quer"
     ),
@@ -391,8 +400,8 @@ MORE_FAULTS = {
     "halves of a gate's weights": Fault("gated", "up", on_all(blocks(2, 1, 0), "up."), words="order"),
     "gelu for silu": Fault("gated", "down", options={"activation": "gelu"}, words="silu.*gelu"),
     "epsilon of an own norm": Fault("gated", "norm", options={"eps": 1e-2}, words="epsilon"),
-    "scale of a norm without 1": Fault("gated", "norm", put("norm.weight", lambda x: x - 1), words=_DIFFERS),
-    "deviation for half of it": Fault("vae", "decode", options={"half": False}, words="exp.*/ 2.*exp"),
+    "scale of a norm without 1": Fault("gated", "norm", put("norm.weight", lambda x: x - 1), words="-1 plus"),
+    "deviation for half of it": Fault("vae", "decode", options={"half": False}, words="spread . 0.5|/ 2"),
     "heads exchanged": Fault("vae", "mean|spread", swap("mean", "spread"), words="weights of A's"),
     "outputs exchanged": Fault(
         "vae", "outputs|decode|spread|0", options={"swapped": True}, words="output|order"
@@ -413,7 +422,7 @@ MORE_FAULTS = {
         "mixture", "gate|out", options={"gate": "sigmoid"}, words="softmax.*sigmoid"
     ),
     "variance for deviation": Fault(
-        "normalized", "hidden|normalizer", options={"root": False}, words="normalizer"
+        "normalized", "hidden|normalizer", options={"root": False}, words="normalizer|sqrt"
     ),
     "clip missing": Fault("normalized", "hidden", options={"clip": 0.0}, words="clip"),
     "stale statistics": Fault(
@@ -450,10 +459,13 @@ MORE_FAULTS = {
     ),
     "sum for product": Fault("recommender", "hidden", options={"use": "add"}, words=r"\*.*\+"),
     "pixels not scaled": Fault(
-        "pixels", "conv|rescaling.*", options={"scale": 1.0}, words=r"times|factor|scale|\*"
+        "pixels",
+        "conv|rescaling.*",
+        options={"scale": 1.0},
+        words=r"times|\*|/ 255, B computes input 0",
     ),
     "pixels around zero": Fault(
-        "pixels", "conv|rescaling.*", options={"offset": 0.5}, words="normali[sz]er|shift|adds"
+        "pixels", "conv|rescaling.*", options={"offset": 0.5}, words="normali[sz]er|shift|adds|- 0.5$"
     ),
     "colors in reverse": Fault(
         "pixels", "conv|rescaling.*", options={"reverse": True}, words="order|reverse|flip"
@@ -535,7 +547,7 @@ LATER_FAULTS = {
         "unet", "deep|.*pooling.*", options={"pool": "avg"}, words="max.*(mean|av)"
     ),
     "skip before its activation": Fault("unet", "mix|conc.*", options={"early": True}, words="relu"),
-    "skip one pixel to the right": Fault("unet", "mix|conc.*", options={"shift": 1}, words="moved"),
+    "skip one pixel to the right": Fault("unet", "mix|conc.*", options={"shift": 1}, words="moved|roll"),
     "no bias of a transposed convolution": Fault("unet", "up", put("up.bias", lambda x: x * 0), words="zero"),
     "transposed convolution turned": Fault(
         "unet", "up", put("up.weight", lambda x: x.transpose(2, 3)), words="transposed"
@@ -568,7 +580,7 @@ LATER_FAULTS = {
     ),
     "mean for the token": Fault("patches", "head|outputs", options={"use": "mean"}, words="first step|mean"),
     "patches by column": Fault(
-        "patches", "norm|token|position", options={"turned": True}, words="order|transposed|axes"
+        "patches", "norm|token|position", options={"turned": True}, words="order|transposed|axes|transpose"
     ),
     "heads of a module": Fault("patches", "attention", options={"heads": 4}, words="heads"),
     "position of zeros": Fault(
@@ -581,16 +593,24 @@ LATER_FAULTS = {
     "keys in reverse": Fault(
         "cross_attention", "key", options={"keys": "reverse"}, words="flip|order|reverse"
     ),
-    "scores by the whole width": Fault("cross_attention", "proj", options={"width": 8}, words="scal|times"),
+    "scores by the whole width": Fault(
+        "cross_attention", "proj", options={"width": 8}, words="scal|times|/ 2, B computes .*/ 2.8"
+    ),
     "keys and values exchanged": Fault("cross_attention", "key|value", swap("key", "value"), words=_SWAPPED),
     "sigmoid for shares": Fault("cross_attention", "proj", options={"active": "sigmoid"}, words="sigmoid"),
-    "interleaved angles": Fault("rotary", "proj", options={"pairs": "next"}, words="interleaved|pairs"),
-    "base of the angles": Fault("rotary", "proj", options={"base": 5e5}, words="base|angle"),
-    "values turned": Fault("rotary", "proj", options={"values": True}, words="values"),
-    "turned backwards": Fault("rotary", "proj", options={"reverse": True}, words="backw|reverse"),
-    "shared heads tiled": Fault("shared_heads", "proj", options={"tiled": True}, words="in turn"),
-    "narrow heads": Fault("shared_heads", "proj", options={"heads": 8}, words="heads"),
-    "shared heads not scaled": Fault("shared_heads", "proj", options={"scaled": False}, words="scal"),
+    "interleaved angles": Fault(
+        "rotary", "proj", options={"pairs": "next"}, words="interleaved|pairs|concatenation.*stack"
+    ),
+    "base of the angles": Fault("rotary", "proj", options={"base": 5e5}, words="base|angle|0.1, 0.01"),
+    "values turned": Fault(
+        "rotary", "proj", options={"values": True}, words="values|A computes value, B computes concatenation"
+    ),
+    "turned backwards": Fault("rotary", "proj", options={"reverse": True}, words="backw|reverse|-1 times"),
+    "shared heads tiled": Fault(
+        "shared_heads", "proj", options={"tiled": True}, words="in turn|expand.*repeat"
+    ),
+    "narrow heads": Fault("shared_heads", "proj", options={"heads": 8}, words="heads|expand.*expand"),
+    "shared heads not scaled": Fault("shared_heads", "proj", options={"scaled": False}, words="scal|/ 2, B"),
     "gate and value exchanged": Fault("swiglu", "gate|up", swap("gate", "up"), words=_SWAPPED),
     "activation of the value": Fault("swiglu", "down", options={"on": "up"}, words=r"silu\(gate\).*silu\(up"),
     "layer norm for a root-mean-square norm": Fault(
@@ -629,20 +649,20 @@ LATER_FAULTS = {
         "pooled_steps", "rnn", put("rnn.bias_hh_l0", part(12, 18, lambda x: x * 0)), words=_DIFFERS + "|zero"
     ),
     "mean of directions": Fault(
-        "both_ways", "head|both", options={"merge": "ave"}, words=r"2 times|0\.5 \*|ave"
+        "both_ways", "head|both", options={"merge": "ave"}, words=r"2 times|0\.5 \*|ave|B computes .*/ 2$"
     ),
     "product of directions": Fault("both_ways", "head|both", options={"merge": "mul"}, words=r"\*|mul"),
     "direction not turned back": Fault(
         "both_ways", "head|both", options={"turned": True}, words="flip|reverse|backward"
     ),
-    "first of both directions": Fault("both_ways", "head|both", options={"step": 0}, words="step"),
+    "first of both directions": Fault("both_ways", "head|both", options={"step": 0}, words="step|slice"),
     "kernel of one direction transposed": Fault(
         "both_ways",
         "both",
         put("both.weight_hh_l0", lambda x: x.reshape(3, 5, 5).transpose(1, 2).reshape(15, 5)),
         words="order|transposed",
     ),
-    "scale without 1": Fault("conditioned", "conv2", options={"one": False}, words="A adds|1 \\+"),
+    "scale without 1": Fault("conditioned", "conv2", options={"one": False}, words="A adds|1 \\+|.\\+ 1, B"),
     "scale and shift of a condition exchanged": Fault(
         "conditioned", "conv2", options={"exchanged": True}, words="half"
     ),
@@ -652,9 +672,9 @@ LATER_FAULTS = {
         "conditioned", "condition", on_all(blocks(2, 1, 0), "condition."), words="order"
     ),
     "softmax over actions": Fault("atoms", "outputs|values", options={"axis": 1}, words="softmax|axis"),
-    "support from zero": Fault("atoms", "outputs|values", options={"low": 0.0}, words="shift|adds"),
+    "support from zero": Fault("atoms", "outputs|values", options={"low": 0.0}, words="shift|adds|10 plus"),
     "atoms before actions": Fault(
-        "atoms", "outputs|values|.*", options={"turned": True}, words="in 3 columns"
+        "atoms", "outputs|values|.*", options={"turned": True}, words="in 3 columns|transpose"
     ),
     "sigmoid for atoms": Fault("atoms", "outputs|values", options={"shares": "sigmoid"}, words="sigmoid"),
     "clip for tanh": Fault(
@@ -664,29 +684,38 @@ LATER_FAULTS = {
     "softplus for exp": Fault(
         "gaussian", "outputs|log|mean", options={"spread": "softplus"}, words="softplus"
     ),
-    "range of actions": Fault("gaussian", "outputs|mean|log", options={"size": 1.0}, words=r"2 (times|\*)"),
+    "range of actions": Fault(
+        "gaussian", "outputs|mean|log", options={"size": 1.0}, words=r"2 (times|\*)|tanh.mean. . 2, B"
+    ),
     "rounded head": Fault(
         "gaussian", "log", put("log.weight", lambda x: x.bfloat16().float()), words="bfloat16"
     ),
     "pixels by half of their range": Fault(
-        "encoder", "conv", options={"divisor": 127.5}, words="normali[sz]er|times|scale"
+        "encoder", "conv", options={"divisor": 127.5}, words="normali[sz]er|times|scale|/ 127.5"
     ),
     "norm after tanh": Fault("encoder", "norm|trunk", options={"late": True}, words="tanh|order of layers"),
     "no tanh behind a norm": Fault("encoder", "head|norm", options={"last": ""}, words="tanh.*no activation"),
     "flattened with the channels last": Fault(
         "encoder", "trunk|flatten.*", options={"flat": "last"}, words="order"
     ),
-    "cosines from zero": Fault("quantiles", "wave", options={"start": 0}, words="cos"),
+    "cosines from zero": Fault("quantiles", "wave", options={"start": 0}, words="cos|-3.14.* plus"),
     "sum with quantiles": Fault("quantiles", "hidden", options={"use": "+"}, words=r"\*.*\+"),
     "no activation of quantiles": Fault(
         "quantiles", "hidden|wave|multiply.*", options={"active": False}, words="relu"
     ),
-    "edges turned": Fault("graph_net", "second", options={"turned": True}, words="transposed|turned"),
+    "edges turned": Fault(
+        "graph_net", "second", options={"turned": True}, words="transposed|turned|transpose"
+    ),
     "no second sum over edges": Fault("graph_net", "head", options={"second": False}, words="input 1|edges"),
     "loops added": Fault("graph_net", "second", options={"loops": True}, words="adds|\\+"),
     "words by one": Fault("factors", "embed", options={"shift": 1}, words="index|integer|shift|\\+ 1"),
-    "products not halved": Fault("factors", "hidden", options={"half": 1.0}, words="times"),
-    "products subtracted": Fault("factors", "hidden", options={"order": -1}, words="-1 times"),
+    "products not halved": Fault("factors", "hidden", options={"half": 1.0}, words="times|0.5, B"),
+    "products subtracted": Fault(
+        "factors",
+        "hidden",
+        options={"order": -1},
+        words="-1 times|A computes ..sum.*B computes .sum.embed .. 2",
+    ),
     "row of a table zero": Fault(
         "factors", "embed", put("embed.weight", part(3, 4, lambda x: x * 0)), words="1 of 11 rows"
     ),
@@ -697,13 +726,15 @@ LATER_FAULTS = {
     "tanh for a highway's gate": Fault(
         "highway", "gate|head", options={"gate": "tanh"}, words="sigmoid.*tanh"
     ),
-    "pieces apart": Fault("maxout", "out", options={"pieces": "outer"}, words="order|max"),
+    "pieces apart": Fault("maxout", "out", options={"pieces": "outer"}, words="order|max|transpose"),
     "mean of pieces": Fault("maxout", "out", options={"use": "mean"}, words="max.*mean"),
-    "rate of a sine": Fault("waves", "second", options={"rate": 1.0}, words="sin"),
+    "rate of a sine": Fault("waves", "second", options={"rate": 1.0}, words="sin|first . 3"),
     "cosine for sine": Fault("waves", "second", options={"form": "cos"}, words="sin.*cos"),
     "sine missing": Fault("waves", "out", options={"again": False}, words="sin"),
-    "channels not shuffled": Fault("shuffled", "group2", options={"shuffle": False}, words="order"),
-    "width before depth": Fault("shuffled", "last", options={"space": "width first"}, words="order"),
+    "channels not shuffled": Fault("shuffled", "group2", options={"shuffle": False}, words="order|transpose"),
+    "width before depth": Fault(
+        "shuffled", "last", options={"space": "width first"}, words="order|transpose"
+    ),
     "filters of two groups exchanged": Fault(
         "shuffled", "group1", put("group1.weight", rows(0, 5)), words="2 of 8 rows"
     ),
@@ -728,7 +759,7 @@ LATER_FAULTS = {
         r"outputs|other|shift|\(model\)",
         fresh_decoder,
         {"tied": False},
-        words=r"0\.1 (times|\*)",
+        words=r"0\.1 (times|\*)|B computes other",
     ),
     "no last shift": Fault(
         "tied_decoder", r"outputs|shift|\(model\)", options={"bias": False}, words="shift"
@@ -755,12 +786,6 @@ PROMISED = [
     and name not in LATER_FAULTS
     and name not in ("q/k layers swapped", "padding mode", "pooling")
 ]
-# Located; the cause is a computation between layers, which is not searched.
-UNNAMED = (
-    *("wrong statistics axis", "token behind the patches", "patches by column", "values turned"),
-    *("turned backwards", "product of directions", "direction not turned back", "first of both directions"),
-    *("cosines from zero", "rate of a sine", "cosine for sine", "product with the last output"),
-)
 
 
 @dataclass(frozen=True)
@@ -781,20 +806,25 @@ class Finding:
 
 def spec(framework: str, model: str, options: Mapping[str, Any] | None = None) -> ModelSpec:
     """Return the factory of a model."""
-    return ModelSpec(f"pair_{framework}:{model}", dict(options or {}) or None)
+    if model in ported_torch.SHAPES:
+        module = "ported_torch" if framework == "models" else "ported_keras"
+    else:
+        module = f"pair_{framework}"
+    return ModelSpec(f"{module}:{model}", dict(options or {}) or None)
 
 
 def framework_of(factory: str) -> str:
     """Return the framework of a factory of these models."""
-    return "tensorflow" if factory.startswith("pair_keras") else "torch"
+    return "tensorflow" if factory.startswith(("pair_keras", "ported_keras")) else "torch"
 
 
 def input_shapes(model: str, framework: str) -> tuple[str, ...]:
     """Return the shapes of a model's inputs as options of `verify`, images in the framework's order."""
-    shapes = tuple(SHAPES[model].split(";"))
-    first, *rest = shapes[0].split(",")
-    channels_last = framework == "keras" and (len(rest) > 1 or model == "temporal")
-    return (",".join((*rest, first)),) if channels_last else shapes
+    shapes = tuple((SHAPES | ported_torch.SHAPES)[model].split(";"))
+    name, equals, sizes = shapes[0].rpartition("=")
+    first, *rest = sizes.split(",")
+    channels_last = framework == "keras" and (len(rest) > 1 or model in ("temporal", "tcn_block"))
+    return (name + equals + ",".join((*rest, first)), *shapes[1:]) if channels_last else shapes
 
 
 class Sides:
@@ -810,7 +840,8 @@ class Sides:
         import numpy as np
         import torch
 
-        state = dict(pair_models.torch_state(model, **right))
+        module = ported_torch if model in ported_torch.SHAPES else pair_models
+        state = pair_models.torch_state(getattr(module, model)(**right))
         state = {name: value.clone() for name, value in state.items()}
         if change is not None:
             change(state)
@@ -843,12 +874,15 @@ def slug(title: str) -> str:
 class PlantedFaults:
     """Right and wrong files for some faults, and their comparison in both directions."""
 
-    def __init__(self, folder: Path, names: Sequence[str] = tuple(FAULTS)) -> None:
+    def __init__(
+        self, folder: Path, names: Sequence[str] = tuple(FAULTS), faults: Mapping[str, Fault] = FAULTS
+    ) -> None:
         self.names = list(names)
+        self.faults = faults
         sides = Sides(folder)
         self._files: dict[tuple[str, str, str], str] = {}
         for name in self.names:
-            fault, title = FAULTS[name], slug(name)
+            fault, title = faults[name], slug(name)
             for framework in ("torch", "keras"):
                 change = fault.keras.get("change", fault.change) if framework == "keras" else fault.change
                 right = sides.torch(f"{title}_right", fault.model, fault.right)
@@ -866,7 +900,7 @@ class PlantedFaults:
 
     def compare(self, name: str, direction: str) -> Verification:
         """Run `verify` with the right source as A, and the fault in B."""
-        fault = FAULTS[name]
+        fault = self.faults[name]
         a, b = direction.split("-")
         files = (self._files[name, a, "right"], self._files[name, b, "wrong"])
         wrong = fault.keras.get("options", fault.options) if b == "keras" else fault.options
@@ -881,7 +915,7 @@ class PlantedFaults:
 
     def find(self, name: str, direction: str) -> Finding:
         """Return what the comparison finds."""
-        fault = FAULTS[name]
+        fault = self.faults[name]
         try:
             comparison = self.compare(name, direction)
         except Exception as error:  # noqa: BLE001  # a crash is a finding
@@ -907,8 +941,8 @@ class PlantedFaults:
             bool(cause) and re.search(words, cause, re.IGNORECASE) is not None,
         )
 
-    def findings(self) -> Iterator[Finding]:
-        """Compare all in both directions, with one process for each framework."""
+    def findings(self, directions: Callable[[str], Sequence[str]]) -> Iterator[Finding]:
+        """Compare all in these directions, with one process for each framework."""
         with shared_runners(framework_of):
             for name in self.names:
                 for direction in directions(name):
@@ -944,7 +978,7 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for row in PlantedFaults(Path(folder), names).findings():
+        for row in PlantedFaults(Path(folder), names).findings(directions):
             rows.append(asdict(row))
             if not options.json:
                 marks = "".join("-+"[flag] for flag in (row.found, row.layer_right, row.cause_right))

@@ -43,6 +43,7 @@ from ckpttool.networks.tracing import (
     ROOT,
     CallRecorder,
     NumbersRecorder,
+    OperationRecorder,
     list_tensors,
     paired,
     plain_settings,
@@ -927,6 +928,35 @@ def _capture(session: ModelSession, message: Message) -> Message:
     return {"calls": recorder.calls, "outputs": outputs}
 
 
+_NO_OPERATIONS: Message = {"operations": [], "calls": [], "values": {}, "written": []}
+
+
+def _operations(session: ModelSession, message: Message) -> Message:
+    """Call the model; write the values of all its operations, and return these and the calls of layers."""
+    runner, names, exact = session.runner, message["names"], message["exact"]
+    recorder, trace = OperationRecorder(), runner.trace()
+    if trace is None or not runner.observable:
+        return _NO_OPERATIONS
+    trace.failed = True  # orders of entries are not needed
+    trace.operation = recorder.operation
+    with _model_errors(), runner.observe(recorder, exact=exact), trace.following():
+        runner.call(names, session.given(len(names)), exact=exact)
+    if not recorder.whole:
+        return _NO_OPERATIONS
+    numbers = [array is not None and array.dtype.kind in "biuf" for array in recorder.values]
+    held = {str(n): array for n, (array, known) in enumerate(paired(recorder.values, numbers)) if known}
+    np.savez(session.folder / "operations.npz", **held)
+    digests = [_digest_numbers(array) if array.dtype.kind == "f" else "" for array in held.values()]
+    rows = dict(paired(held, digests))
+    return dict(
+        _NO_OPERATIONS,
+        operations=recorder.operations,
+        calls=recorder.calls,
+        values=rows,
+        written=recorder.written,
+    )
+
+
 def _read_tensors(session: ModelSession, message: Message) -> Message:
     """Write the tensors of one layer, and of its parts if they are requested."""
     path = message["path"]
@@ -975,6 +1005,7 @@ HANDLERS = {
     "results": _results,
     "layers": _layers,
     "capture": _capture,
+    "operations": _operations,
     "tensors": _read_tensors,
     "repeat": _repeat,
     "close": end_process,

@@ -166,6 +166,75 @@ class CallRecorder:
         return file
 
 
+_MOST_RECORDED = 1 << 27  # numbers
+
+
+class OperationRecorder(CallRecorder):
+    """Every operation of a call: its name, and the values that it and the layers receive and return."""
+
+    activations = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[dict[str, Any]] = []
+        self.values: list[Any] = []
+        # Values that came by a way that is no operation, e.g. in a view of the tensor.
+        self.written: list[int] = []
+        self.whole = True
+        self._size = 0
+        # Tensors and the numbers of their values by id; they are kept, because an id may be reused.
+        self._numbers: dict[int, tuple[Any, int]] = {}
+
+    def enter(self, path: str, args: Any, kwargs: Any, module: Any = None) -> Any:
+        """Record what a layer receives."""
+        record = super().enter(path, args, {}, module)
+        given = [self._number(tensor) for tensor in list_tensors((args, kwargs))]
+        return dict(record, given=given, start=len(self.values))
+
+    def leave(self, record: Any, made: Any) -> None:
+        """Record what a layer returns."""
+        numbers = [self._number(tensor) for tensor in list_tensors(made)]
+        self.calls.append(dict(record, made=numbers, end=len(self.values)))
+
+    def operation(self, name: str, given: Any) -> Callable[[Any], None]:
+        """Record an operation, which may write to what it receives; return what records its outputs."""
+        row: dict[str, Any] = {"name": name, "given": self._plain(given)}
+
+        def finish(made: Any) -> None:
+            row["made"] = [self._number(tensor, new=True) for tensor in list_tensors(made)]
+            self.operations.append(row)
+
+        return finish
+
+    def _plain(self, value: Any) -> Any:
+        if _is_tensor(value):
+            return {"value": self._number(value)}
+        if isinstance(value, (list, tuple)):
+            return [self._plain(item) for item in value]
+        return value if isinstance(value, (bool, int, float, str)) else None
+
+    def _number(self, tensor: Any, *, new: bool = False) -> int:
+        """Return the number of a tensor's value: another one after the tensor was written to."""
+        try:
+            array = view_array(tensor)
+        except Exception:  # noqa: BLE001 - e.g. a reference to a variable
+            array = None
+        _, number = self._numbers.get(id(tensor), (None, -1))
+        if new or number < 0 or not _is_same(self.values[number], array):
+            if not new and number >= 0:
+                self.written.append(len(self.values))
+            number = len(self.values)
+            self._numbers[id(tensor)] = tensor, number
+            self._size += 0 if array is None else array.size
+            self.whole = self.whole and self._size <= _MOST_RECORDED
+            self.values.append(np.array(array) if array is not None and self.whole else None)
+        return number
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (one is not None and other is not None and np.array_equal(one, other))
+
+
 class NumbersRecorder(CallRecorder):
     """Describes the results of all calls by numbers that the order of axes does not change."""
 
@@ -395,6 +464,8 @@ class Trace:
         self.followed = self.failed = False
         # Also called for every operation, with its inputs and outputs.
         self.flow: Callable[[None, Any, Any], None] | None = None
+        # Called with the name of every operation, its inputs and settings; what it returns, with the outputs.
+        self.operation: Callable[[str, Any], Callable[[Any], None]] | None = None
         # Tensors are kept, because an id may be reused.
         self._entries: dict[int, tuple[Any, Any]] = {}
         self._seen: dict[int, dict[str, list[Any]]] = {}
@@ -607,7 +678,13 @@ class TorchTrace(Trace):
         class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call,misc,unused-ignore]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 del types
+                finish = None
+                if trace.operation is not None:
+                    given = [*args, *(kwargs or {}).values()]
+                    finish = trace.operation(func._schema.name.partition("::")[2], given)
                 result = func(*args, **(kwargs or {}))
+                if finish is not None:
+                    finish(result)
                 if trace.flow is not None:
                     trace.flow(None, (args, kwargs or {}), result)
                 if not trace.failed:
@@ -754,10 +831,12 @@ class TensorFlowTrace(Trace):
                 return
             if self.flow is not None:
                 self.flow(None, list(inputs), list(outputs))
+            name = op.decode() if isinstance(op, bytes) else str(op)
+            if self.operation is not None:
+                self.operation(name, list(inputs))(list(outputs))
             if self.failed:
                 return
             try:
-                name = op.decode() if isinstance(op, bytes) else str(op)
                 self._note(execute, name, list(inputs), attrs, list(outputs))
             except Exception:  # noqa: BLE001 - what cannot be followed is not known
                 self.failed = True

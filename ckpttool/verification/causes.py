@@ -16,20 +16,16 @@ import numpy as np
 
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import MappingError, abbreviate_list
-from ckpttool.core.kinds import SETTINGS, find_family
+from ckpttool.core.kinds import ACTIVATIONS, SETTINGS, find_family
+from ckpttool.core.sidecar import DEFAULT_SLOPE, format_activation
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf
 from ckpttool.mapping.kind_table import candidate_kinds
 from ckpttool.mapping.layer_kinds import LayerFacts
 from ckpttool.mapping.rules import merge_parts
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.network import Activation
 from ckpttool.networks.tracing import ROOT
-from ckpttool.verification.computations import (
-    Term,
-    gathered,
-    iter_activations,
-    name_computations,
-    without_border,
-)
 
 if TYPE_CHECKING:
     from ckpttool.verification.two_models import ModelClient
@@ -331,6 +327,9 @@ def align_arrays(a: np.ndarray, b: np.ndarray) -> tuple[float, np.ndarray | None
     """Return the smallest relative error over the orders of axes that frameworks use, and B in A's order."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     best: tuple[float, np.ndarray | None] = (float("inf"), None)
+    if a.shape == b.shape[1:] or b.shape == a.shape[1:]:
+        # What no input changes, e.g. embeddings of positions, may have no batch.
+        a, b = np.broadcast_arrays(a, b)
     if a.size != b.size or not a.size:
         return best
     there = np.isfinite(a)
@@ -580,7 +579,7 @@ class LayerCauses:
                 continue
             every[name] = known[0][1]
             for title, array in known:
-                cause = self._exchanged_tensor(name, whole) or _tensor_cause(title, array, name, own)
+                cause = self._exchanged_tensor(name, whole) or tensor_cause(title, array, name, own)
                 reasons.append(cause.text)
                 plain = plain and cause.other_numbers
                 yield _Hypothesis(cause, {name: array})
@@ -875,7 +874,7 @@ def _usual_order(ndim: int, family: str) -> tuple[int, ...]:
     return tuple(range(ndim)) if family == "embedding" else tuple(reversed(range(ndim)))
 
 
-def _tensor_cause(known: str, a: np.ndarray, name: str, b: np.ndarray) -> Cause:
+def tensor_cause(known: str, a: np.ndarray, name: str, b: np.ndarray) -> Cause:
     """Return how B's tensor differs from A's."""
     title = f"B's {name}"
     if not np.isfinite(b).all() and np.isfinite(a).all():
@@ -897,9 +896,11 @@ def _tensor_cause(known: str, a: np.ndarray, name: str, b: np.ndarray) -> Cause:
 
 
 def _other_numbers(title: str, known: str, a: np.ndarray, b: np.ndarray) -> Cause:
-    """Return a factor, a grid of few numbers, or the size of the difference."""
+    """Return a relation of all numbers or of some rows, a grid of numbers, or the size of the difference."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     scale, apart = float(np.abs(a).max()) or 1.0, np.abs(a - b)
+    if (relation := _relation(a, b, scale)) is not None:
+        return Cause(f"{title} is {relation} A's {known}")
     for axis in range(a.ndim) if a.ndim > 1 else ():
         rows = np.flatnonzero(np.moveaxis(apart, axis, 0).reshape(a.shape[axis], -1).any(1))
         if len(rows) < a.shape[axis]:
@@ -909,18 +910,30 @@ def _other_numbers(title: str, known: str, a: np.ndarray, b: np.ndarray) -> Caus
             filled = np.take(b, rows, axis).any()
             what = _size_text(title, known, float(apart.max()) / scale) if filled else zero
             return Cause(f"{what}, in {len(rows):,} of {a.shape[axis]:,} {word}: {shown}")
-    factor = float((a * b).sum() / ((a * a).sum() or 1.0))
-    if factor and float(np.abs(b - factor * a).max()) <= _SAME * scale:
-        return Cause(f"{title} is {factor:.6g} times A's {known}")
     for axis in range(a.ndim) if a.ndim > 1 else ():
         one, other = np.moveaxis(b, axis, 0), np.moveaxis(a, axis, 0)
         if _is_affine(one, other, _SAME * scale, shifted=False):
             return Cause(f"each row of {title} is that of A's {known} times a number: a norm of the weights")
-    text = _size_text(title, known, float(apart.max()) / scale)
-    steps = b * (_STEPS / float(np.abs(b).max()))
-    if b.size > 4 and np.abs(steps - steps.round()).max() < _ON_STEP and apart.max() <= scale / _STEPS:
-        return Cause(f"{title} is A's {known} rounded to {2 * _STEPS + 1} steps: 8 bits")
-    return Cause(text, other_numbers=True)
+    for bits in range(3, 9) if b.size > 4 else ():
+        most = 2 ** (bits - 1) - 1
+        steps = b * (most / float(np.abs(b).max()))
+        if np.abs(steps - steps.round()).max() < _ON_STEP and 2 * apart.max() <= 1.01 * scale / most:
+            return Cause(f"{title} is A's {known} rounded to {2 * most + 1} steps: {bits} bits")
+    return Cause(_size_text(title, known, float(apart.max()) / scale), other_numbers=True)
+
+
+def _relation(a: np.ndarray, b: np.ndarray, scale: float) -> str | None:
+    """Return the number or the function that gives all of B's numbers from A's."""
+    factor = float((a * b).sum() / ((a * a).sum() or 1.0))
+    if factor and float(np.abs(b - factor * a).max()) <= _SAME * scale:
+        return f"{factor:.6g} times"
+    if b.size > 1 and np.ptp(b - a) <= _SAME * scale:
+        return f"{float((b - a).flat[0]):.6g} plus"
+    with np.errstate(all="ignore"):
+        allowed = _SAME * float(np.abs(b).max())
+        fits = (name for name, f in _FUNCTIONS.items() if np.allclose(b, f(a), _SAME, allowed))
+        name = next(fits, None) if b.size > 1 else None
+    return name and f"the {name} of"
 
 
 def _size_text(title: str, known: str, share: float) -> str:
@@ -976,7 +989,15 @@ def _reversed_text(title: str, axes: Sequence[int], tensor: np.ndarray) -> str:
 
 
 _SAME = 1e-6
-_STEPS, _ON_STEP = 127, 1e-3  # of numbers in 8 bits
+_ON_STEP = 1e-3
+_FUNCTIONS: Mapping[str, Any] = {
+    "square root": np.sqrt,
+    "square": np.square,
+    "inverse": np.reciprocal,
+    "exponential": np.exp,
+    "logarithm": np.log,
+    "absolute value": np.abs,
+}
 
 
 def _find_rounding(a: np.ndarray, b: np.ndarray) -> str | None:
@@ -992,6 +1013,20 @@ def _find_rounding(a: np.ndarray, b: np.ndarray) -> str | None:
 
 
 _MOST_TESTED = 1 << 20
+
+
+_SLOPES = (0.01, 0.1, 0.2, 0.3)
+
+
+def iter_activations(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the results of the known activations by name."""
+    for name in ACTIVATIONS:
+        for slope in _SLOPES if name == "leaky_relu" else (DEFAULT_SLOPE,):
+            title = {"linear": "no activation", "gelu": "exact gelu"}.get(name)
+            result = numpy_backend.ACTIVATIONS[name](Activation(name, slope))(x)
+            yield title or format_activation(name, slope), np.asarray(result, np.float64)
+    yield "tanh gelu", 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    yield "hard sigmoid", np.clip(x / 6 + 0.5, 0, 1)
 
 
 def name_activation(before: np.ndarray, after: np.ndarray, bound: float) -> str | None:
@@ -1011,7 +1046,7 @@ def _different_activations(names: Sequence[str | None]) -> Cause | None:
     return Cause(f"A applies {names[0]}, B applies {names[1]}", confirmed=True)
 
 
-def _integer_cause(a: np.ndarray, b: np.ndarray) -> Cause | None:
+def integer_cause(a: np.ndarray, b: np.ndarray) -> Cause | None:
     """Return the number that is added to integers, e.g. indices of a table; some may begin again at 0."""
     if a.shape != b.shape or not a.size or a.dtype.kind not in "iu" or b.dtype.kind not in "iu":
         return None
@@ -1113,7 +1148,7 @@ def activation_cause(
 
 def between_cause(after: tuple[np.ndarray, np.ndarray], bound: float) -> Cause | None:
     """Return how arrays between two layers differ: by a normalisation, or in their order."""
-    if (cause := _integer_cause(*after)) is not None:
+    if (cause := integer_cause(*after)) is not None:
         return cause
     a, b = (np.asarray(array, np.float64) for array in after)
     _, other = align_arrays(a, b)
@@ -1153,53 +1188,13 @@ def _name_order(a: np.ndarray, b: np.ndarray, bound: float) -> str | None:
     return None
 
 
-def computation_cause(
-    operands: Sequence[Term], after: tuple[np.ndarray, np.ndarray], bound: float
-) -> Cause | None:
-    """Return what A and B compute of the outputs of earlier layers, None unless both are known formulas.
-
-    Else the multiple of one of these outputs that is the difference, e.g. of a residual connection.
-    """
-    a, b = (without_border(np.asarray(array, np.float64)) for array in after)
-    turned = [array for array in _turned(a, b) if array.shape == a.shape] or [b]
-    formulas = name_computations(operands, a, turned, bound) or _name_part(operands, a, turned, bound)
-    if formulas is not None:
-        return Cause(f"A computes {formulas[0]}, B computes {formulas[1]}", confirmed=True)
-    _, other = align_arrays(a, b)
-    if other is None:
-        return None
-    scale, apart = float(np.abs(a).max()) or 1.0, a - other
-    for text, x in (*operands, *(each for one in operands if one.array.ndim > 2 for each in gathered(one))):
-        if x.shape != a.shape or not x.any():
-            continue
-        size = float((x * x).sum())
-        factor, whole = float((apart * x).sum()) / size, float((a * x).sum()) / size
-        if float(np.abs(a - whole * x).max()) <= bound * scale:
-            continue  # A's own numbers are a multiple of it: so are B's
-        if abs(factor) > bound and float(np.abs(apart - factor * x).max()) <= bound * scale:
-            sides = ("A", "B") if factor > 0 else ("B", "A")
-            times = "" if abs(abs(factor) - 1) <= bound else f"{abs(factor):.6g} times "
-            return Cause(f"{sides[0]} adds {times}{text}, {sides[1]} does not", confirmed=True)
-    return None
-
-
-def _name_part(
-    operands: Sequence[Term], a: np.ndarray, b: Sequence[np.ndarray], bound: float
-) -> tuple[str, str] | None:
-    """Return the formulas of the only features that differ, e.g. of one part of a concatenation."""
-    allowed = bound * (float(np.abs(a).max()) or 1.0)
-    same = [other for other in b if other.shape == a.shape]
-    for other, axis in itertools.product(same, {1, a.ndim - 1} if a.ndim > 1 else ()):
-        apart = np.abs(np.moveaxis(a - other, axis, 0)).reshape(a.shape[axis], -1).max(1) > allowed
-        places = np.flatnonzero(apart)
-        if 0 < len(places) < len(apart):
-            part = range(places[0], places[-1] + 1)
-            formulas = name_computations(
-                operands, np.take(a, part, axis), [np.take(other, part, axis)], bound
-            )
-            if formulas is not None:
-                return formulas
-    return None
+def without_border(array: np.ndarray) -> np.ndarray:
+    """Return an image without planes of zeros at its sides, e.g. one that is padded already."""
+    for axis in range(1, array.ndim) if array.ndim > 2 else ():
+        there: Any = np.flatnonzero(np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1).any(1))
+        if there.size:
+            array = np.take(array, range(there[0], there[-1] + 1), axis)
+    return array
 
 
 def find_order(a: np.ndarray, b: np.ndarray, bound: float) -> np.ndarray | None:

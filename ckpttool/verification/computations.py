@@ -1,603 +1,481 @@
-"""Computations between layers: formulas of the outputs of earlier layers, tested by their numbers.
+"""The operations of two models where they part.
 
-Where two models part between layers whose inputs agree, each side's values are compared with the results of
-known formulas. If one formula gives A's values and another one B's, the difference is that between them.
+Both sides' operations are recorded with their values. From a value in which the models differ, both
+computations are followed back while they execute the same operation on one differing value, down to values
+that occur on both sides. What remains is the difference, whatever it is.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.kinds import ACTIVATIONS
-from ckpttool.core.sidecar import DEFAULT_SLOPE, format_activation
-from ckpttool.networks import numpy_backend
-from ckpttool.networks.network import Activation
+from ckpttool.core.deferred import NamedTuple, dataclass
+from ckpttool.networks.tracing import ROOT
+from ckpttool.verification.causes import Cause, integer_cause, tensor_cause
+
+# Operations by their names in PyTorch (aten) and TensorFlow, where these are not words for a reader.
+_SIGNS = {
+    **dict.fromkeys(("add", "add_", "AddV2", "Add", "BiasAdd"), "+"),
+    **dict.fromkeys(("sub", "Sub"), "-"),
+    **dict.fromkeys(("mul", "Mul"), "*"),
+    **dict.fromkeys(("div", "RealDiv"), "/"),
+    **dict.fromkeys(("mm", "bmm", "matmul", "MatMul", "BatchMatMulV2", "BatchMatMulV3"), "@"),
+    **dict.fromkeys(("pow", "Pow"), "**"),
+    **dict.fromkeys(("gt", "Greater"), ">"),
+    **dict.fromkeys(("ge", "GreaterEqual"), ">="),
+    **dict.fromkeys(("lt", "Less"), "<"),
+    **dict.fromkeys(("le", "LessEqual"), "<="),
+    **dict.fromkeys(("eq", "Equal"), "=="),
+    **dict.fromkeys(("ne", "NotEqual"), "!="),
+}
+_WORDS = {
+    **dict.fromkeys(("_softmax", "Softmax"), "softmax"),
+    **dict.fromkeys(("_log_softmax", "LogSoftmax"), "log_softmax"),
+    **dict.fromkeys(("cat", "ConcatV2"), "concatenation"),
+    **dict.fromkeys(("stack", "Pack"), "stack"),
+    **dict.fromkeys(("amax", "max", "Max"), "max"),
+    **dict.fromkeys(("amin", "min", "Min"), "min"),
+    **dict.fromkeys(("permute", "transpose", "t", "Transpose"), "transpose"),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "Reshape"), "reshape"),
+    **dict.fromkeys(("flip", "ReverseV2"), "flip"),
+    **dict.fromkeys(("embedding", "index_select", "gather", "GatherV2", "ResourceGather"), "rows"),
+    **dict.fromkeys(("where", "SelectV2"), "where"),
+    **dict.fromkeys(("clamp", "ClipByValue"), "clip"),
+    **dict.fromkeys(("constant_pad_nd", "Pad", "PadV2"), "padding"),
+    **dict.fromkeys(("reflection_pad1d", "reflection_pad2d", "MirrorPad"), "reflected borders"),
+    **dict.fromkeys(("replication_pad1d", "replication_pad2d"), "copied borders"),
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices", "MaxPool"), "maximum pooling"),
+    **dict.fromkeys(("avg_pool2d", "avg_pool3d", "AvgPool"), "mean pooling"),
+    **dict.fromkeys(("slice", "select", "StridedSlice"), "slice"),
+    **dict.fromkeys(("split", "split_with_sizes", "Split", "SplitV"), "part"),
+    **dict.fromkeys(("maximum", "Maximum"), "maximum"),
+    **dict.fromkeys(("linalg_vector_norm",), "norm"),
+    **dict.fromkeys(("sgn", "Sign"), "sign"),
+    **dict.fromkeys(("zeros_like", "ZerosLike"), "zeros"),
+    **dict.fromkeys(("ones_like", "OnesLike"), "ones"),
+}
+# Their second argument is an axis.
+_ALONG = ("softmax", "log_softmax", "sum", "mean", "max", "min", "prod", "cumsum")
+_COMMUTATIVE = ("+", "*", "maximum", "==", "!=")
+_ACTIVATIONS = ("relu", "tanh", "sigmoid", "elu", "softplus", "softmax", "relu6", "selu", "leakyrelu")
+# They repeat numbers, and change nothing else.
+_REPEATED = ("expand", "BroadcastTo", "Tile", "repeat", "expand_as", "_to_copy", "Cast")
+_FEWEST_MATCHED = 2  # a single number occurs by chance
+_SMALL = 0.1
+_MOST_SHOWN, _MOST_TEXT, _DEEPEST, _DEEPEST_MATCHED = 4, 240, 7, 2
 
 
-class Term(NamedTuple):
-    """An array [batch, ...] with its formula."""
+class _Step(NamedTuple):
+    """An operation, or a call of a layer: the values that it receives, and its plain settings."""
 
-    text: str
-    array: np.ndarray
+    name: str
+    given: tuple[Any, ...]
+    part: int = 0
 
+    @property
+    def values(self) -> list[int]:
+        """The values that it receives."""
+        return [*_iter_values(self.given)]
 
-_MOST_ENTRIES, _MOST_COMBINED_ENTRIES = 1 << 14, 1 << 18  # of an operand, at least one row
-_MOST_SCORES = 1 << 21  # of one attention
-_MOST_COMBINED, _MOST_ATTENDED = 10, 5
-# Activations of the parts of sums, products and concatenations.
-_USUAL = frozenset(
-    ("relu", "sigmoid", "tanh", "silu", "exact gelu", "tanh gelu", "elu", "hard sigmoid", "relu6", "softplus")
-)
-_BASES = (1e4, 5e5, 1e6)  # of rotary positions
-_SAME_FACTOR, _FEWEST_INSIDE = 1e-5, 4
-_CARRIED = frozenset(("relu", "tanh"))
-_SLOPES = (0.01, 0.1, 0.2, 0.3)
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What else it receives, e.g. an axis."""
+        return tuple(_plain(item) for item in self.given)
 
 
-def iter_activations(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the results of the known activations by name."""
-    for name in ACTIVATIONS:
-        for slope in _SLOPES if name == "leaky_relu" else (DEFAULT_SLOPE,):
-            title = {"linear": "no activation", "gelu": "exact gelu"}.get(name)
-            result = numpy_backend.ACTIVATIONS[name](Activation(name, slope))(x)
-            yield title or format_activation(name, slope), np.asarray(result, np.float64)
-    yield "tanh gelu", 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    yield "hard sigmoid", np.clip(x / 6 + 0.5, 0, 1)
+def _iter_values(given: Any) -> Iterator[int]:
+    if isinstance(given, Mapping):
+        yield given["value"]
+    elif isinstance(given, list | tuple):
+        for item in given:
+            yield from _iter_values(item)
 
 
-def name_computations(
-    operands: Sequence[Term], a: np.ndarray, b: Sequence[np.ndarray], bound: float
-) -> tuple[str, str] | None:
-    """Return the formulas of A's and of B's values, None unless both are known and differ.
-
-    Args:
-        operands: the outputs of earlier layers, which agree on both sides, the last one first.
-        a: A's values.
-        b: B's values, in each order of axes that gives A's shape.
-        bound: the error that is allowed, relative to the largest number.
-    """
-    rows = max(1, min(len(a), *(_MOST_ENTRIES * len(x) // max(x.size, 1) for _, x in operands)))
-    if not a.size or any(len(x) != len(a) for x in (*b, *(x for _, x in operands))):
+def _plain(given: Any) -> Any:
+    if isinstance(given, Mapping):
         return None
-    cut = [Term(text, np.asarray(x[:rows], np.float64)) for text, x in operands]
-    targets = _Targets([a[:rows], *(array[:rows] for array in b)], bound)
-    with np.errstate(all="ignore"):
-        targets.match("0", np.zeros_like(targets.first))
-        for text, array in _iter_formulas(cut, targets.shapes):
-            if targets.match(text, array):
-                break
-        else:
-            for term in cut:
-                for each in _activated(term):
-                    targets.match_clipped(each)
-                targets.match_expectation(term)
-            for one, other in itertools.permutations(cut[:_MOST_ATTENDED], 2):
-                if one.array.shape == other.array.shape:
-                    product = Term(f"{one.text} * {other.text}", one.array * other.array)
-                    targets.match_sum(one, other)
-                    targets.match_sum(product, one)
-    first, *others = targets.names
-    second = next((other for other in others if other), None)
-    return (first, second) if first and second and first != second else None
+    return tuple(map(_plain, given)) if isinstance(given, list | tuple) else given
 
 
-class _Targets:
-    """The values whose formulas are searched: A's, and B's in several orders of axes."""
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """One call of a model: its operations by the values that they make, and what these values are."""
 
-    def __init__(self, arrays: Sequence[np.ndarray], bound: float) -> None:
-        self._arrays = [np.asarray(array, np.float64) for array in arrays]
-        self._flat = [array.reshape(-1) for array in self._arrays]
-        self._allowed = [bound * (float(np.abs(array).max(initial=0.0)) or 1.0) for array in self._arrays]
-        self.names: list[str | None] = [None] * len(arrays)
-        # The places of the largest number of each, and of one that is about half of it.
-        largest = [int(np.abs(each).argmax()) for each in self._flat]
-        halves = (abs(each - each[n] / 2).argmin() for each, n in zip(self._flat, largest, strict=True))
-        self._probes = list(zip(largest, map(int, halves), strict=True))
+    steps: Mapping[int, _Step]
+    arrays: Mapping[int, np.ndarray]
+    names: Mapping[int, str]
+    """model inputs, outputs of layers and tensors of layers"""
+    varying: frozenset[int]
+    """the values that depend on the model's inputs"""
+    calls: Mapping[tuple[str, int], tuple[Sequence[int], Sequence[int]]]
+    """what each call of a layer receives and returns"""
+    whole: Mapping[str, Sequence[range]]
+    """the layers with tensors, with the numbers of the values inside each call"""
 
-    @property
-    def first(self) -> np.ndarray:
-        """A's values."""
-        return self._arrays[0]
-
-    @property
-    def shapes(self) -> set[tuple[int, ...]]:
-        """The shapes of the values, with axes of length 1 removed."""
-        return {_squeezed(array.shape) for array in self._arrays}
-
-    def match(self, text: str, made: np.ndarray) -> bool:
-        """Note the text for values that are a multiple of these; return whether both sides have one."""
-        for index, flat in enumerate(self._flat):
-            if self.names[index] is None and (factor := self._factor(index, made, flat)):
-                self.names[index] = text if factor == 1 else f"{factor:.6g} * ({text})"
-        return self.names[0] is not None and any(self.names[1:])
-
-    def _factor(self, place: int, made: np.ndarray, flat: np.ndarray) -> float:
-        """Return the number by which an array gives the values, 0 if there is none."""
-        if _squeezed(made.shape) != _squeezed(self._arrays[place].shape):
-            return 0.0
-        own, allowed, (one, other) = made.reshape(-1), self._allowed[place], self._probes[place]
-        if not flat[one]:
-            return float((np.abs(own) <= allowed).all())
-        # Two numbers decide nearly always.
-        factor = float(flat[one] / own[one]) if own[one] else 0.0
-        factor = 1.0 if abs(own[one] - flat[one]) <= allowed else factor
-        if not factor or not abs(factor * own[other] - flat[other]) <= 2 * allowed:
-            return 0.0
-        factor = factor if factor == 1 else float(own @ flat) / float(own @ own)
-        return factor if (np.abs(factor * own - flat) <= allowed).all() else 0.0
-
-    def match_clipped(self, term: Term) -> None:
-        """Note the term, clipped to the range of the values, for values without a formula."""
-        for index, array in enumerate(self._arrays):
-            low, high = float(array.min()), float(array.max())
-            inside = (array > low) & (array < high)
-            if self.names[index] is not None or array.shape != term.array.shape or not inside.any():
-                continue
-            factor = float(np.median(array[inside] / term.array[inside]))
-            text = term.text if abs(factor - 1) < _SAME_FACTOR else f"{factor:.6g} * {term.text}"
-            if np.isfinite(factor) and inside.sum() > _FEWEST_INSIDE:
-                self.match(f"clip({text}, {low:g}, {high:g})", np.clip(factor * term.array, low, high))
-        self.match(term.text, term.array)
-
-    def match_sum(self, one: Term, other: Term) -> None:
-        """Note a sum of multiples of two arrays."""
-        for place, flat in enumerate(self._flat):
-            if self.names[place] is None and self._arrays[place].shape == one.array.shape:
-                columns = np.stack([one.array.reshape(-1), other.array.reshape(-1)], -1)
-                factors = np.linalg.lstsq(columns, flat, rcond=None)[0]
-                if np.abs(columns @ factors - flat).max() <= self._allowed[place]:
-                    self.names[place] = f"{factors[0]:.4g} * {one.text} + {factors[1]:.4g} * {other.text}"
-
-    def match_expectation(self, term: Term) -> None:
-        """Note sums of fixed numbers weighed by the features of a row, e.g. of atoms of returns."""
-        text, x = term
-        for place, each in enumerate(self._arrays):
-            count = each.shape[-1]
-            if self.names[place] is not None or x.ndim != 2 or each.ndim != 2 or x.shape[1] % count:
-                continue
-            parts = x.shape[1] // count
-            for layout, y in (
-                (f"{count} rows", x.reshape(-1, count, parts)),
-                (f"{count} columns", np.swapaxes(x.reshape(-1, parts, count), 1, 2)),
-            ):
-                for name, shares in (
-                    ("softmax", _softmax(y, 2)),
-                    (f"softmax over the {layout}", _softmax(y, 1)),
-                    ("sigmoid", _sigmoid(y)),
-                    ("", y),
-                ):
-                    matrix, values = shares.reshape(-1, parts), each.reshape(-1)
-                    if 1 < parts < len(values):
-                        support = np.linalg.lstsq(matrix, values, rcond=None)[0]
-                        title = f"{name}({text})" if name else text
-                        made = (matrix @ support).reshape(each.shape)
-                        self.match(f"sum of fixed numbers weighed by {title} in {layout}", made)
-
-
-def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
-    return (*shape[:1], *(extent for extent in shape[1:] if extent != 1))
-
-
-def _iter_formulas(operands: Sequence[Term], shapes: set[tuple[int, ...]]) -> Iterator[Term]:
-    """Yield formulas of the operands, the simplest first."""
-    terms = [term for operand in operands for term in _activated(operand)]
-    for term in terms:
-        yield term
-        yield from _of_one(term, shapes)
-    near = [operand for operand in operands if operand.array.size <= _MOST_COMBINED_ENTRIES][:_MOST_COMBINED]
-    yield from _of_two(near, shapes, whole=False)
-    yield from _of_two([term for operand in near for term in _activated(operand, _USUAL)], shapes)
-    yield from _gated(operands)
-    yield from _carried(near[:_MOST_ATTENDED])
-    yield from _weighed(near)
-    yield from _conditioned(near)
-    yield from _mixed(operands[:_MOST_COMBINED])
-    yield from _attended(operands)
-
-
-def _activated(operand: Term, names: Collection[str] = ()) -> Iterator[Term]:
-    """Yield the operand, and the results of activations, of all or of these names."""
-    text, x = operand
-    yield operand
-    for name, result in iter_activations(x):
-        if name != "no activation" and (not names or name in names):
-            yield Term(f"{name}({text})", result)
-    yield Term(f"exp({text})", np.exp(x))
-    yield Term(f"exp({text} / 2)", np.exp(x / 2))
-    yield Term(f"square({text})", x * x)
-    if not names:
-        yield Term(f"sin({text})", np.sin(x))
-        yield Term(f"cos({text})", np.cos(x))
-
-
-def _of_one(term: Term, shapes: set[tuple[int, ...]]) -> Iterator[Term]:
-    """Yield what moves, selects or reduces the entries of one array."""
-    text, x = term
-    for axis in range(1, x.ndim):
-        yield Term(f"softmax({text}, axis {axis})", _softmax(x, axis))
-        yield Term(f"flip({text}, axis {axis})", np.flip(x, axis))
-        for step in (-1, 1):
-            yield Term(f"{text} moved by {step} along axis {axis}", np.roll(x, step, axis))
-    for axis in range(x.ndim):
-        yield Term(f"{text} - mean({text}, axis {axis})", x - x.mean(axis, keepdims=True))
-        yield Term(f"{text} - max({text}, axis {axis})", x - x.max(axis, keepdims=True))
-    if x.ndim < 3:
-        yield from _pieces(term, shapes)
-        return
-    yield from gathered(term)
-    yield from _pooled(term, shapes)
-    yield from _resized(term, shapes)
-    yield from _flattened(term, shapes)
-
-
-def _pieces(term: Term, shapes: set[tuple[int, ...]]) -> Iterator[Term]:
-    """Yield the largest and the mean of each group of a vector's features, in both orders."""
-    text, x = term
-    for count in {shape[-1] for shape in shapes if x.ndim == len(shape) == 2 and 0 < shape[-1] < x.shape[-1]}:
-        if x.shape[-1] % count == 0:
-            near, far = x.reshape(len(x), count, -1), x.reshape(len(x), -1, count).swapaxes(1, 2)
-            for how, parts in (("neighbors", near), (f"every {count}th", far)):
-                yield Term(f"max({text}) of {how}", parts.max(-1))
-                yield Term(f"mean({text}) of {how}", parts.mean(-1))
-
-
-def gathered(term: Term) -> Iterator[Term]:
-    """Yield one vector of a sequence or an image: a step, or a mean or maximum over all positions."""
-    text, x = term
-    for axis in {1, x.ndim - 1} if x.ndim == 3 else ():
-        yield Term(f"last step of {text}", np.take(x, -1, axis))
-        yield Term(f"first step of {text}", np.take(x, 0, axis))
-    for channels in {1, x.ndim - 1}:
-        axes = tuple(axis for axis in range(1, x.ndim) if axis != channels)
-        yield Term(f"mean({text}) over all positions", x.mean(axes))
-        yield Term(f"max({text}) over all positions", x.max(axes))
-
-
-def _pooled(term: Term, shapes: set[tuple[int, ...]]) -> Iterator[Term]:
-    """Yield images pooled in windows of three positions that overlap, with a border that does not count."""
-    text, x = term
-    for channels, stride in itertools.product({1, x.ndim - 1}, (1, 2)):
-        axes = tuple(axis for axis in range(1, x.ndim) if axis != channels)
-        shape = [-(-extent // stride) if axis in axes else extent for axis, extent in enumerate(x.shape)]
-        for low in (0, 1) if _squeezed(shape) in shapes else ():
-            border = [(low, 2 - low + 1) if axis in axes else (0, 0) for axis in range(x.ndim)]
-            wide = np.pad(x, border, constant_values=np.nan)
-            windows = np.lib.stride_tricks.sliding_window_view(wide, [3] * len(axes), axes)
-            steps = tuple(
-                slice(0, n * stride, stride) if axis in axes else slice(None) for axis, n in enumerate(shape)
-            )
-            parts = windows[steps].reshape(*shape, -1)
-            yield Term(f"maximum pooling of {text} (overlapping)", np.nanmax(parts, -1))
-            yield Term(f"mean pooling of {text} (overlapping)", np.nanmean(parts, -1))
-            whole = np.nansum(parts, -1) / parts.shape[-1]
-            yield Term(f"mean pooling of {text} (overlapping, the border counts)", whole)
-
-
-def _resized(term: Term, shapes: set[tuple[int, ...]]) -> Iterator[Term]:
-    """Yield images of other sizes: pooled in windows that do not overlap, and interpolated."""
-    text, x = term
-    for shape, channels in itertools.product(shapes, {1, x.ndim - 1}):
-        axes = [axis for axis in range(1, x.ndim) if axis != channels]
-        if len(shape) != x.ndim or shape[channels] != x.shape[channels]:
-            continue
-        if all(shape[axis] < x.shape[axis] for axis in axes):
-            windows = _windows(x, axes, shape)
-            yield Term(f"maximum pooling of {text}", windows.max(-1))
-            yield Term(f"mean pooling of {text}", windows.mean(-1))
-        elif all(shape[axis] > x.shape[axis] for axis in axes):
-            for name, matrix in (
-                ("nearest", _nearest),
-                ("linear", _linear),
-                ("linear, corners aligned", _aligned),
-            ):
-                pooled = x
-                for axis in axes:
-                    grown = np.tensordot(pooled, matrix(x.shape[axis], shape[axis]), (axis, 1))
-                    pooled = np.moveaxis(grown, -1, axis)
-                yield Term(f"interpolation of {text} ({name})", pooled)
-
-
-def _flattened(term: Term, shapes: set[tuple[int, ...]]) -> Iterator[Term]:
-    """Yield images pooled in windows of two positions and flattened, in both frameworks' orders."""
-    text, x = term
-    for channels in {1, x.ndim - 1}:
-        axes = [axis for axis in range(1, x.ndim) if axis != channels]
-        shape = [extent // 2 if axis in axes else extent for axis, extent in enumerate(x.shape)]
-        if (len(x), int(np.prod(shape[1:]))) in shapes:
-            windows = _windows(x, axes, shape)
-            for name, pooled in (("maximum", windows.max(-1)), ("mean", windows.mean(-1))):
-                for images in (pooled, np.moveaxis(pooled, 1, -1), np.moveaxis(pooled, -1, 1)):
-                    yield Term(f"flattened {name} pooling of {text}", images.reshape(len(x), -1))
-
-
-def _windows(x: np.ndarray, axes: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-    """Return the windows of an image that is divided into `shape`, each as the last axis."""
-    for index, axis in enumerate(axes):
-        width = x.shape[axis] // shape[axis]
-        kept = np.take(x, range(width * shape[axis]), axis)
-        parts = kept.reshape(*kept.shape[:axis], shape[axis], width, *kept.shape[axis + 1 :])
-        joined = np.moveaxis(parts, axis + 1, -1)
-        x = joined.reshape(*joined.shape[:-2], -1) if index else joined
-    return x
-
-
-def _nearest(size: int, to: int) -> np.ndarray:
-    return np.eye(size)[np.arange(to) * size // to]
-
-
-def _linear(size: int, to: int) -> np.ndarray:
-    return _interpolation(size, np.clip((np.arange(to) + 0.5) * size / to - 0.5, 0, size - 1))
-
-
-def _aligned(size: int, to: int) -> np.ndarray:
-    return _interpolation(size, np.linspace(0, size - 1, to))
-
-
-def _interpolation(size: int, at: np.ndarray) -> np.ndarray:
-    return np.asarray(np.maximum(0.0, 1 - np.abs(at[:, None] - np.arange(size))))
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return np.asarray(1 / (1 + np.exp(-x)))
-
-
-def _softmax(x: np.ndarray, axis: int) -> np.ndarray:
-    powers = np.exp(x - x.max(axis, keepdims=True))
-    return np.asarray(powers / powers.sum(axis, keepdims=True))
-
-
-def _of_two(terms: Sequence[Term], shapes: set[tuple[int, ...]], *, whole: bool = True) -> Iterator[Term]:
-    """Yield sums, products, extremes and concatenations of two arrays, or also vectors of these."""
-    for one, other in itertools.permutations(terms, 2):
-        yield from _concatenated(one, other, shapes)
-        x, y = one.array, other.array
-        for wide in _broadcast(x, y):
-            shape = np.broadcast_shapes(x.shape, wide.shape)
-            if _squeezed(shape) in shapes:
-                yield from _combined(one.text, x, other.text, wide)
-            elif (
-                x.ndim > 2 and not whole and not shapes.isdisjoint({(len(x), shape[1]), (len(x), shape[-1])})
-            ):
-                for each in _combined(one.text, x, other.text, wide):
-                    yield from gathered(each)
-        if x.ndim == y.ndim == 3 and x.shape[1] == x.shape[2] == y.shape[1] and not whole:
-            for each in _summed_edges(one, other):
-                yield each
-                yield from gathered(each)
-
-
-def _concatenated(one: Term, other: Term, shapes: set[tuple[int, ...]]) -> Iterator[Term]:
-    """Yield two arrays one after the other, and the same vectors of two sequences or images."""
-    x, y = one.array, other.array
-    if x.ndim != y.ndim:
-        return
-    if x.ndim > 2 and not shapes.isdisjoint({(len(x), x.shape[n] + y.shape[n]) for n in (1, -1)}):
-        for pair in zip(gathered(one), gathered(other), strict=False):
-            yield from _concatenated(*pair, shapes)
-    for axis in {1, x.ndim - 1}:
-        whole = [*x.shape]
-        whole[axis] += y.shape[axis]
-        rest = [[*each.shape[:axis], *each.shape[axis + 1 :]] for each in (x, y)]
-        if rest[0] == rest[1] and _squeezed(whole) in shapes:
-            yield Term(f"concatenation of {one.text}, {other.text}", np.concatenate([x, y], axis))
-
-
-def _summed_edges(edges: Term, nodes: Term) -> Iterator[Term]:
-    """Yield the sums of a graph's nodes [batch, nodes, features] along its edges [batch, nodes, nodes]."""
-    x, y = edges.array, nodes.array
-    for name, matrix in (
-        (edges.text, x),
-        (f"({edges.text} + 1)", x + np.eye(x.shape[1])),
-        (f"transposed {edges.text}", np.swapaxes(x, 1, 2)),
-    ):
-        yield Term(f"{name} @ {nodes.text}", matrix @ y)
-        yield Term(f"relu({name} @ {nodes.text})", np.maximum(matrix @ y, 0))
-
-
-def _combined(one: str, x: np.ndarray, other: str, y: np.ndarray) -> Iterator[Term]:
-    for name, combined in (("+", x + y), ("*", x * y), ("-", x - y)):
-        yield Term(f"{one} {name} {other}", combined)
-        yield Term(f"relu({one} {name} {other})", np.maximum(combined, 0))
-    yield Term(f"minimum({one}, {other})", np.minimum(x, y))
-    yield Term(f"maximum({one}, {other})", np.maximum(x, y))
-    yield Term(f"{one} + {other} - mean({other})", x + y - y.mean(-1, keepdims=True))
-    yield Term(f"{one} + {other} - max({other})", x + y - y.max(-1, keepdims=True))
-    yield Term(f"{one} + {other} - mean({other}) over the batch", x + y - y.mean(0, keepdims=True))
-
-
-def _broadcast(x: np.ndarray, y: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield y in shapes that fit x: one number for each channel of an image."""
-    if x.ndim == y.ndim:
-        moved = (y, np.moveaxis(y, 1, -1), np.moveaxis(y, -1, 1)) if x.ndim == 4 else (y,)
-        for each in moved:
-            if all(m == n or 1 in (m, n) for m, n in zip(x.shape, each.shape, strict=True)):
-                yield each
-                return
-    elif y.ndim == 2 < x.ndim:
-        for axis in {1, x.ndim - 1}:
-            if x.shape[axis] == y.shape[1]:
-                shape = [len(y), *(y.shape[1] if index == axis else 1 for index in range(1, x.ndim))]
-                yield y.reshape(shape)
-
-
-def _gated(operands: Sequence[Term]) -> Iterator[Term]:
-    """Yield gated linear units of the halves of one array."""
-    for text, x in operands[:_MOST_COMBINED]:
-        for axis in {1, x.ndim - 1} if x.ndim > 1 else ():
-            if x.shape[axis] % 2:
-                continue
-            first, second = np.split(x, 2, axis)
-            for name, result in iter_activations(first):
-                yield Term(f"{name}(first half of {text}) * second half", result * second)
-            for name, result in iter_activations(second):
-                yield Term(f"first half of {text} * {name}(second half)", first * result)
-
-
-def _weighed(operands: Sequence[Term]) -> Iterator[Term]:
-    """Yield sums over the steps of a sequence [batch, steps, features], each times its share."""
-    for (scores, x), (text, y) in itertools.permutations(operands, 2):
-        if x.ndim == y.ndim == 3 and x.shape[1:] == (y.shape[1], 1):
-            shares = ("softmax", _softmax(x, 1)), ("sigmoid", _sigmoid(x))
-            for name, each in shares:
-                yield Term(f"sum of the steps of {text}, weighed by {name}({scores})", (y * each).sum(1))
-
-
-def _carried(operands: Sequence[Term]) -> Iterator[Term]:
-    """Yield mixtures of two arrays by a gate, as in a highway."""
-    known = {each.text: list(_activated(each, _CARRIED)) for each in operands}
-    for gate, one, other in itertools.permutations(operands, 3):
-        if gate.array.shape != one.array.shape or one.array.shape != other.array.shape:
-            continue
-        z, x = gate.array, other.array
-        for t, share in (("sigmoid", _sigmoid(z)), ("tanh", np.tanh(z))):
-            name = f"{t}({gate.text})"
-            for text, y in known[one.text]:
-                yield Term(f"{name} * {text} + (1 - {name}) * {other.text}", share * y + (1 - share) * x)
-                yield Term(f"(1 - {name}) * {text} + {name} * {other.text}", (1 - share) * y + share * x)
-                yield Term(f"{name} * {text} + {other.text}", share * y + x)
-
-
-def _conditioned(operands: Sequence[Term]) -> Iterator[Term]:
-    """Yield images whose channels are scaled and shifted by the halves of a vector."""
-    for (text, x), (vector, y) in itertools.permutations(operands, 2):
-        for axis in {1, x.ndim - 1} if x.ndim > 2 == y.ndim else ():
-            if y.shape[1] != 2 * x.shape[axis]:
-                continue
-            shape = [len(x), *(x.shape[axis] if n == axis else 1 for n in range(1, x.ndim))]
-            halves = [
-                Term(f"{name} half of {vector}", each.reshape(shape))
-                for name, each in zip(("first", "second"), np.split(y, 2, 1), strict=True)
-            ]
-            inner = (Term(text, x), Term(f"relu({text})", np.maximum(x, 0)))
-            for (one, g), (other, b) in (halves, halves[::-1]):
-                scales = (Term(one, g), Term(f"(1 + {one})", 1 + g))
-                for (name, value), (factor, scale), sign in itertools.product(inner, scales, (1, -1)):
-                    made = value * scale + sign * b
-                    title = f"{name} * {factor} {'+' if sign > 0 else '-'} {other}"
-                    yield Term(title, made)
-                    yield Term(f"relu({title})", np.maximum(made, 0))
-
-
-def _mixed(operands: Sequence[Term]) -> Iterator[Term]:
-    """Yield sums of the outputs of experts, each times its share of a gate."""
-    for gate, x in operands:
-        others = {
-            operand.text: operand for operand in reversed(operands) if operand.array.ndim == x.ndim == 2
+    @classmethod
+    def of(
+        cls, answer: Mapping[str, Any], arrays: Mapping[int, np.ndarray], layers: Sequence[Mapping[str, Any]]
+    ) -> RecordedCall:
+        """Return the call that a model's process recorded."""
+        titles = {
+            tensor["values"]: f"{tensor['name']} of {layer['path']}"
+            for layer in reversed(layers)
+            for tensor in layer["tensors"]
+            if not tensor["constant"]
         }
-        experts = [other for other in reversed(others.values()) if other.text != gate]
-        count = x.shape[-1]
-        for shape in {expert.array.shape for expert in experts}:
-            # The last one is first: they are called in the order of the gate's features.
-            chosen = [expert for expert in experts if expert.array.shape == shape][:count][::-1]
-            if len(chosen) != count or count < 2:
+        names = {int(n): titles[d] for n, d in answer["values"].items() if d in titles}
+        steps: dict[int, _Step] = {}
+        for row in answer["operations"]:
+            for part, number in enumerate(row["made"]):
+                steps[number] = _Step(row["name"], tuple(row["given"]), part)
+                # Another order of a named tensor has the same digest.
+                if not names.keys().isdisjoint(steps[number].values):
+                    names.pop(number, None)
+        calls = {(row["path"], row["number"]): (row["given"], row["made"]) for row in answer["calls"]}
+        inputs = answer["calls"][-1]["given"] if answer["calls"] else []
+        names.update((number, f"input {index}") for index, number in enumerate(inputs))
+        varying = {*inputs, *answer["written"]}
+        sources = {number: given for given, made in calls.values() for number in made}
+        for number in sorted({*steps, *sources}):
+            before = [*(steps[number].values if number in steps else ()), *sources.get(number, ())]
+            if not varying.isdisjoint(before):
+                varying.add(number)
+        held = {layer["path"] for layer in layers if layer["tensors"]}
+        whole: dict[str, list[range]] = defaultdict(list)
+        for row in answer["calls"]:
+            if row["path"] in held:
+                whole[row["path"]].append(range(row["start"], row["end"]))
+        return cls(steps, arrays, names, frozenset(varying), calls, whole)
+
+    def with_layers(self, layers: Collection[str]) -> RecordedCall:
+        """Return the call with the outputs of these layers as what the layers make."""
+        steps, names = dict(self.steps), dict(self.names)
+        for (path, count), (given, made) in self.calls.items():
+            for part, number in enumerate(made if path in layers else ()):
+                last = self.steps.get(number)
+                if last is not None and last.name.lower() in _ACTIVATIONS and len(last.values) == 1:
+                    number = last.values[0]
+                title = f"{path}#{count + 1}" if count else path
+                steps[number] = _Step(f"layer {path}", tuple({"value": n} for n in given), part)
+                names[number] = title if not part else f"state {part} of {title}"
+        inside = {n for path in layers for each in self.whole.get(path, ()) for n in each}
+        returned = {number for _, each in self.calls.values() for number in each}
+        arrays = {n: x for n, x in self.arrays.items() if n not in inside or n in names or n in returned}
+        return replace(self, steps=steps, names=names, arrays=arrays)
+
+
+class OperationDifference:
+    """The difference of two recorded calls; `layers` has the paths in A of B's layers."""
+
+    def __init__(
+        self,
+        a: RecordedCall,
+        b: RecordedCall,
+        bound: float,
+        layers: Mapping[str, str],
+    ) -> None:
+        self._sides, self._bound, self._layers = (a, b), bound, layers
+        self.receiver: str | None = None
+        # Frameworks that name operations differently also have other axes for the channels of an image.
+        styles = {next(iter(side.steps.values()), _Step("", ())).name.islower() for side in (a, b)}
+        self._layouts = len(styles) > 1
+        self._match: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        self._match_values()
+
+    def _match_values(self) -> None:
+        """Note the values that occur on both sides, in any order of axes that frameworks use."""
+        known: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        for number, array in self._sides[0].arrays.items():
+            if _is_telling(array):
+                known[array.size].append((_size(array), number))
+        for number, array in self._sides[1].arrays.items():
+            if not _is_telling(array):
                 continue
-            for name, shares in (("softmax", _softmax(x, -1)), ("sigmoid", _sigmoid(x)), ("", x)):
-                for how in zip(*(list(iter_activations(operand.array)) for operand in chosen), strict=True):
-                    mixed = sum(y * shares[:, n, None] for n, (_, y) in enumerate(how))
-                    names = ", ".join(operand.text for operand in chosen)
-                    weights = f"{name}({gate})" if name else gate
-                    yield Term(f"sum of {how[0][0]} of {names}, weighed by {weights}", np.asarray(mixed))
+            size = _size(array)
+            for other, candidate in known.get(array.size, ()):
+                if abs(size - other) > self._bound * max(size, other):
+                    continue
+                if self._is_same(self._sides[0].arrays[candidate], array):
+                    self._match[1].setdefault(number, candidate)
+                    self._match[0].setdefault(candidate, number)
+                    if candidate in self._sides[0].names:
+                        self._match[1][number] = candidate
 
+    def find(self, pairs: Sequence[tuple[int, int]]) -> Cause | None:
+        """Return what A and B compute for the first of these pairs of values that differs."""
+        for a, b in pairs:
+            if a in self._sides[0].arrays and b in self._sides[1].arrays and not self._agree(a, b):
+                # Equal values may be computed several times.
+                apart = {self._bytes(*pair): pair for pair in [*self._iter_differences(a, b)][::-1]}
+                earliest = min(apart.values(), key=lambda pair: pair[1])
+                a, b = earliest if len(apart) == 1 else (a, b)
+                self.receiver = None if b in self._match[1] else self._receiver(b)
+                cause = self._describe(a, b)
+                if cause is None or (len(apart) > 1 and len(cause.text) > _MOST_TEXT):
+                    cause = self._describe(*earliest)
+                return cause
+        return None
 
-def _attended(operands: Sequence[Term]) -> Iterator[Term]:
-    """Yield attention of queries, keys and values [batch, positions, features]."""
-    sequences = [operand for operand in operands if operand.array.ndim == 3][:_MOST_ATTENDED]
-    for text, x in sequences:
-        if x.shape[-1] % 3 == 0:
-            yield from _fused(text, x)
-    for turned, chosen in itertools.product((False, True), itertools.permutations(sequences, 3)):
-        q, k, v = (operand.array for operand in chosen)
-        names = ", ".join(operand.text for operand in chosen)
-        for heads in _heads(q.shape[-1]) if k.shape == v.shape else ():
-            width = q.shape[-1] // heads
-            if k.shape[-1] % width == 0 and heads % (k.shape[-1] // width) == 0:
-                split = [each.reshape(*each.shape[:2], -1, width) for each in (q, k, v)]
-                for how, attended in _rotations(split) if turned else _shared(split):
-                    yield Term(f"attention of {names} ({heads} heads{how})", attended)
+    def _bytes(self, a: int, b: int) -> tuple[bytes, bytes]:
+        return self._sides[0].arrays[a].tobytes(), self._sides[1].arrays[b].tobytes()
 
+    def _receiver(self, number: int) -> str | None:
+        """Return the first layer of B that receives a value."""
+        call = self._sides[1]
+        for (path, _), (given, _) in call.calls.items():
+            if (
+                path in call.whole
+                and path != ROOT
+                and any(number in (each, self._origin(1, each)) for each in given)
+            ):
+                return path
+        return None
 
-def _shared(split: Sequence[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield attention of queries of which several may share keys and values."""
-    q, k, v = split
-    times = q.shape[2] // k.shape[2]
-    yield from _attention((q, *(np.repeat(each, times, 2) for each in (k, v))))
-    if times > 1 < k.shape[2]:
-        for how, made in _attention((q, *(np.tile(each, (1, 1, times, 1)) for each in (k, v)))):
-            yield f", keys of all heads in turn{how}", made
+    def _agree(self, a: int, b: int) -> bool:
+        one, other = self._sides[0].arrays.get(a), self._sides[1].arrays.get(b)
+        return one is not None and other is not None and self._is_same(one, other)
 
+    def _is_same(self, a: np.ndarray, b: np.ndarray) -> bool:
+        """Return whether two arrays have the same numbers in the same order."""
+        if a.shape == b.shape[1:] or b.shape == a.shape[1:]:
+            a, b = np.broadcast_arrays(a, b)
+        if a.size != b.size:
+            return False
+        orders = [b]
+        if self._layouts and b.ndim > 2:
+            orders += [
+                each for each in (np.moveaxis(b, 1, -1), np.moveaxis(b, -1, 1)) if each.shape == a.shape
+            ]
+        return any(_are_close(a.reshape(-1), each.reshape(-1), self._bound) for each in orders)
 
-def _rotations(split: Sequence[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield attention of queries and keys that are turned by angles of their positions."""
-    q, k, v = split
-    if q.shape == k.shape and q.shape[-1] % 2 == 0:
-        for base, near in itertools.product(_BASES, (False, True)):
-            title = f", rotary angles of base {base:g}, pairs {('in halves', 'interleaved')[near]}"
-            for how, made in _attention((_turn(q, base, near), _turn(k, base, near), v), plain=True):
-                yield title + how, made
+    def _step(self, side: int, number: int) -> _Step | None:
+        """Return what makes a value, None for one that occurs on the other side, too."""
+        call = self._sides[side]
+        if number in self._match[side] or number not in call.steps:
+            return None
+        step = call.steps[number]
+        name = step.name.removesuffix("_") if step.name.endswith("_") and len(step.name) > 3 else step.name
+        if name.startswith("layer "):
+            path = name[6:]
+            return step._replace(name="layer " + (self._layers.get(path, path) if side else path))
+        return step._replace(name=_SIGNS.get(name, _WORDS.get(name, name.lower())))
 
+    def _origin(self, side: int, number: int, *, beyond: bool = False, moved: bool = False) -> int:
+        """Return the value before operations that only repeat it or give it another shape.
 
-def _turn(x: np.ndarray, base: float, near: bool) -> np.ndarray:
-    """Return vectors [batch, positions, heads, features] in rotary positions; `near`: pairs are neighbors."""
-    half = x.shape[-1] // 2
-    angles = np.arange(x.shape[1])[:, None, None] / base ** (np.arange(half) / half)
-    a, b = (x[..., ::2], x[..., 1::2]) if near else (x[..., :half], x[..., half:])
-    made = [a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)]
-    return np.stack(made, -1).reshape(x.shape) if near else np.concatenate(made, -1)
+        With `beyond` also one before a value that occurs on both sides, with `moved` before another order of
+        its axes.
+        """
+        call = self._sides[side]
+        while (
+            (beyond or number not in self._match[side]) and number in call.steps and number not in call.names
+        ):
+            step = call.steps[number]
+            array = call.arrays.get(number)
+            before = call.arrays.get(step.values[0]) if step.values else None
+            if array is None or before is None or not call.varying.isdisjoint(step.values[1:]):
+                return number
+            if moved and (step.name in _REPEATED or _WORDS.get(step.name) == "transpose"):
+                number = step.values[0]
+                continue
+            if not self._is_same(before, array):
+                return number
+            number = step.values[0]
+        return number
 
-
-def _heads(features: int) -> list[int]:
-    return [heads for heads in (1, 2, 3, 4, 6, 8, 12, 16) if features % heads == 0]
-
-
-def _fused(text: str, x: np.ndarray) -> Iterator[Term]:
-    """Yield attention whose queries, keys and values are parts of one array."""
-    for heads in _heads(x.shape[-1] // 3):
-        for inner in (False, True):
-            shape = (heads, 3, -1) if inner else (3, heads, -1)
-            parts = np.moveaxis(x.reshape(*x.shape[:2], *shape), -2 if inner else -3, 0)
-            for order in itertools.permutations(range(3)):
-                names = " ".join(("queries", "keys", "values")[order.index(index)] for index in range(3))
-                layout = f"{names} of {text}" + (", those of each head together" if inner else "")
-                for how, attended in _attention([parts[position] for position in order]):
-                    yield Term(f"attention of {layout} ({heads} heads{how})", attended)
-
-
-def _attention(parts: Sequence[np.ndarray], *, plain: bool = False) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the forms of attention, each with its difference from the usual one; `plain`: few of them."""
-    q, k, v = (np.swapaxes(part, 1, 2) for part in parts)
-    width, size = q.shape[-1], (q.shape[2], k.shape[2])
-    if q.shape[0] * q.shape[1] * size[0] * size[1] > _MOST_SCORES:
-        return
-    mask = np.triu(np.full(size, -np.inf), 1)
-    products = q @ np.swapaxes(k, 2, 3)
-    scales = {
-        "": width**-0.5,
-        ", scores not scaled": 1.0,
-        ", scores scaled by all features": (width * q.shape[1]) ** -0.5,
-    }
-    for (scaled, scale), causal in itertools.product(scales.items(), (False, True)):
-        scores = products * scale
-        how = ("", ", causal")[causal] + scaled
-        shares = {how: _softmax(scores + mask if causal else scores, -1)}
-        if not plain:
-            shares[f"{how}, softmax over queries"] = _softmax(scores + mask if causal else scores, -2)
-            shares[f"{how}, sigmoid for softmax"] = (mask == 0 if causal else 1) * _sigmoid(scores)
-        for name, weights in shares.items():
-            attended = np.swapaxes(weights @ v, 1, 2)
-            yield name, attended.reshape(*attended.shape[:2], -1)
-        if plain and causal:
+    def _iter_differences(self, a: int, b: int) -> Iterator[tuple[int, int]]:
+        """Yield the first values that differ of those from which both sides compute two values alike."""
+        a, b = self._origin(0, a), self._origin(1, b)
+        one, other = self._step(0, a), self._step(1, b)
+        values = [[] if step is None else self._content(side, step) for side, step in enumerate((one, other))]
+        if (
+            one is None
+            or other is None
+            or (one.name, one.part) != (other.name, other.part)
+            or (one.settings != other.settings and not self._layouts)
+            or len(values[0]) != len(values[1])
+        ):
+            yield a, b
             return
+        if (
+            one.name in _COMMUTATIVE
+            and len(values[0]) == 2
+            and any(self._agree(*pair) for pair in zip(values[0], values[1][::-1], strict=True))
+        ):
+            values[1].reverse()
+        apart = [pair for pair in zip(*values, strict=True) if not self._agree(*pair)]
+        if not apart or any(
+            n not in call.arrays for pair in apart for n, call in zip(pair, self._sides, strict=True)
+        ):
+            yield a, b
+        for pair in apart:
+            yield from self._iter_differences(*pair)
+
+    def _content(self, side: int, step: _Step) -> list[int]:
+        """Return the values that a step receives; axes and shapes are values in TensorFlow only."""
+        call = self._sides[side]
+        if not self._layouts:
+            return step.values
+        return [n for n in step.values if n in call.varying or self._is_named(side, n)]
+
+    def _describe(self, a: int, b: int) -> Cause | None:
+        if a not in self._sides[0].varying and b not in self._sides[1].varying:
+            cause = self._describe_constants(a, b)
+            if cause is not None:
+                return replace(cause, confirmed=True)
+        for deepest in range(_DEEPEST, 0, -1):
+            texts = (self._text(0, a, deepest), self._text(1, b, deepest))
+            if max(map(len, texts)) <= _MOST_TEXT:
+                break
+        if texts[0] == texts[1] and not self._layouts:  # frameworks have other orders of axes
+            details = [self._details(*side) for side in ((0, a), (1, b))]
+            texts = (f"{texts[0]} {details[0]}", f"{texts[1]} {details[1]}")
+        if texts[0] == texts[1] or "..." in texts or max(map(len, texts)) > _MOST_TEXT:
+            return None
+        one, other = self._sides[0].arrays[a], self._sides[1].arrays[b]
+        if one.size != other.size:
+            texts = (f"{texts[0]} of shape {[*one.shape[1:]]}", f"{texts[1]} of shape {[*other.shape[1:]]}")
+        return Cause(f"A computes {texts[0]}, B computes {texts[1]}", confirmed=True)
+
+    def _describe_constants(self, a: int, b: int) -> Cause | None:
+        """Return how two arrays differ that depend on no input, None if they are computed of tensors."""
+        arrays = self._sides[0].arrays[a], self._sides[1].arrays[b]
+        if (cause := integer_cause(*arrays)) is not None:
+            return cause
+        computed = any(n in self._sides[k].steps and self._is_named(k, n) for k, n in ((0, a), (1, b)))
+        if arrays[0].shape != arrays[1].shape or arrays[0].size < _FEWEST_MATCHED or computed:
+            return None
+        titles = [self._text(0, a, _DEEPEST), self._text(1, b, _DEEPEST)]
+        titles = [f"constant {title}" if title.endswith("]") else title for title in titles]
+        if arrays[0].dtype.kind == arrays[1].dtype.kind == "b":
+            arrays = arrays[0].astype(np.float32), arrays[1].astype(np.float32)
+            titles = [f"mask {title}" for title in titles]
+        return tensor_cause(titles[0], arrays[0], titles[1], arrays[1])
+
+    def _details(self, side: int, number: int) -> str:
+        """Return the shapes of the values of which a value is computed, without the batch, and settings."""
+        call = self._sides[side]
+        step = call.steps.get(number, _Step("", ()))
+        arrays = [call.arrays[each] for each in step.values if each in call.arrays]
+        shapes = " and ".join(str([*array.shape[1:]]) for array in arrays if array.ndim > 1)
+        return f"of shapes {shapes}, settings {[*step.settings[1:]]}"
+
+    def _text(self, side: int, number: int, deepest: int, *, inner: bool = False, moved: bool = False) -> str:
+        """Return the formula of a value; one that occurs on both sides has A's words."""
+        number = self._origin(side, number, beyond=True)
+        if number in self._match[side]:
+            deepest, moved = min(deepest, _DEEPEST_MATCHED), True
+            side, number = 0, self._match[1][number] if side else number
+        number = self._origin(side, number, beyond=True, moved=moved)
+        call = self._sides[side]
+        if number in call.names:
+            return call.names[number]
+        array, step = call.arrays.get(number), call.steps.get(number)
+        if array is not None and (array == array.flat[0]).all():
+            return f"{array.flat[0]:g}"
+        if number not in call.varying and (step is None or not self._is_named(side, number)):
+            return _constant_text(array)
+        if step is None or deepest <= 0:
+            return "..."
+        reverse = step.name == "rsub"
+        shown = "-" if reverse else _SIGNS.get(step.name.rstrip("_"), "")
+        parts = [
+            self._text(side, value, deepest - 1, inner=bool(shown), moved=moved)
+            for value in step.values
+            if shown
+            or value in call.varying
+            or self._is_named(side, value)
+            or _is_short(call.arrays.get(value))
+            or _is_mask(call.arrays.get(value))
+        ]
+        plain = [_setting_text(item) for item in step.settings if _setting_text(item)]
+        if shown and len(parts) + len(plain) >= 2:
+            operands = [*parts, *plain][:2]
+            return _infix_text(shown, operands[::-1] if reverse else operands, inner=inner)
+        return self._call_text(step, parts, plain, call, number)
+
+    @staticmethod
+    def _call_text(step: _Step, parts: list[str], plain: list[str], call: RecordedCall, number: int) -> str:
+        """Return the formula of an operation that has no sign."""
+        name = _WORDS.get(step.name, step.name.lower().strip("_").replace("layer ", ""))
+        if name == "part":
+            sizes = [call.arrays[each].size for each in (step.values[0], number) if each in call.arrays]
+            halves = len(sizes) == 2 and sizes[0] == 2 * sizes[1]
+            what = f"{('first', 'second')[step.part]} half" if halves else f"part {step.part + 1}"
+            return f"{what} of {', '.join(parts)}"
+        if name == "gelu":
+            name = "tanh gelu" if "tanh" in plain else "exact gelu"
+            plain = []
+        if name in _ALONG and len(parts) + len(plain) == 2:
+            (*parts, axis), plain = [*parts, *plain], []
+            return f"{name}({', '.join(parts)}) over axis {axis}"
+        return f"{name}({', '.join([*parts, *plain])})"
+
+    def _is_named(self, side: int, number: int) -> bool:
+        """Return whether a value is computed of a layer's tensors."""
+        call = self._sides[side]
+        if number in call.names:
+            return True
+        step = call.steps.get(number)
+        return step is not None and any(self._is_named(side, value) for value in step.values)
 
 
-def without_border(array: np.ndarray) -> np.ndarray:
-    """Return an image without planes of zeros at its sides, e.g. one that is padded already."""
-    for axis in range(1, array.ndim) if array.ndim > 2 else ():
-        there: Any = np.flatnonzero(np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1).any(1))
-        if there.size:
-            array = np.take(array, range(there[0], there[-1] + 1), axis)
-    return array
+def _are_close(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
+    """Return whether numbers are equal; those that hide others, such as -1e9, are no measure of the rest."""
+    if a.dtype.kind != "f" or b.dtype.kind != "f":
+        return bool((a == b).all())
+    sizes = np.abs(a[np.isfinite(a) & (a != 0)])
+    usual = float(np.quantile(sizes, _SMALL)) if sizes.size else 1.0
+    return bool(np.isclose(a, b, rtol=bound, atol=bound * usual, equal_nan=True).all())
+
+
+def _is_telling(array: np.ndarray) -> bool:
+    return (
+        array.size >= _FEWEST_MATCHED and array.dtype.kind in "fiub" and bool((array != array.flat[0]).any())
+    )
+
+
+def _size(array: np.ndarray) -> float:
+    return float(np.sqrt(np.square(array.astype(np.float64)).sum()))
+
+
+def _is_short(array: np.ndarray | None) -> bool:
+    return array is not None and array.size <= _MOST_SHOWN
+
+
+def _infix_text(sign: str, operands: Sequence[str], *, inner: bool) -> str:
+    for x, y in (operands, operands[::-1]) if sign == "*" else ():
+        if y in (f"sigmoid({x})", f"sigmoid(1 * {x})"):
+            return f"silu({x})"
+    text = f" {sign} ".join(operands)
+    return f"({text})" if inner else text
+
+
+def _is_mask(array: np.ndarray | None) -> bool:
+    return array is not None and array.dtype.kind == "b" and array.ndim > 1
+
+
+def _constant_text(array: np.ndarray | None) -> str:
+    """Return fixed numbers, the first ones of many."""
+    if array is None:
+        return "..."
+    if _is_mask(array) and array.shape[-1] == array.shape[-2]:
+        later = np.triu(np.ones(array.shape[-2:], bool), 1)
+        if (array == later).all() or (array != later).all():
+            return "the causal mask"
+    shown = [f"{number:.4g}" for number in array.reshape(-1)[: 2 * _MOST_SHOWN].astype(np.float64)]
+    return f"[{', '.join(shown)}{', ...' if array.size > 2 * _MOST_SHOWN else ''}]"
+
+
+def _setting_text(value: Any) -> str:
+    if value is None or isinstance(value, bool) or value == () or value == 9223372036854775807:
+        return ""
+    if isinstance(value, tuple):
+        shown = [str(item) for item in value if item is not None]
+        return f"[{', '.join(shown)}]" if shown else ""
+    return f"{value:g}" if isinstance(value, float) else str(value)

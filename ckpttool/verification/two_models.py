@@ -46,7 +46,7 @@ from ckpttool.verification.causes import (
     align_arrays,
     is_inside,
 )
-from ckpttool.verification.computations import Term
+from ckpttool.verification.computations import OperationDifference, RecordedCall
 from ckpttool.verification.inputs import (
     HUGE_MODEL,
     OPPOSITE,
@@ -389,6 +389,16 @@ class ModelClient:
         for row in rows:
             # The process writes each capture to new files, mostly in memory.
             yield map_array(self._process.folder / "calls" / row["file"])
+
+    def operations(self, *, exact: bool) -> RecordedCall:
+        """Return every operation of a call with its values."""
+        answer = self.request("operations", names=self.names, exact=exact)
+        file = self._process.folder / "operations.npz"
+        arrays = {}
+        if answer["operations"]:
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {int(name): archive[name] for name in archive}
+        return RecordedCall.of(answer, arrays, self.layers())
 
     def layers(self) -> list[dict[str, Any]]:
         """Return every layer with a description of its tensors."""
@@ -1054,8 +1064,6 @@ _MOST_ROUNDS = 8  # of inputs for the rows of one table
 _MOST_BYTES = 512 << 20
 _FEWEST_ROWS = 2
 _MOST_CALLS = 16
-_MOST_SCALES = 4  # vectors of layers that contain others
-_MOST_OPERANDS = 10  # layers whose outputs may be part of a computation between layers
 EXACT_BOUND, FLOAT_BOUND = 1e-6, 3e-5
 
 
@@ -1071,6 +1079,7 @@ class _LayerFinder:
         unstable: Sequence[str],
     ) -> None:
         self._session, self._exact, self._unstable = session, exact, unstable
+        self._receiver: str | None = None
         self.bound = self._bound = EXACT_BOUND if exact else FLOAT_BOUND
         self._layers = [
             causes.called_layers(side.layers(), rows) for side, rows in zip(session.sides, calls, strict=True)
@@ -1216,7 +1225,7 @@ class _LayerFinder:
         if row.inputs <= self._bound and not inside:
             where = LAYER
             cause = LayerCauses(pair, calls, self._session.sides, self._bound, exact=self._exact).find()
-            cause = self._with_origin(pair, cause)
+            cause = self._with_origin(pair, cause) or self._operations(pairs, pair, where)
         else:
             where = BETWEEN
             after = tuple(call.made[0] for call in calls) if inside else self._differing_input(calls)
@@ -1232,10 +1241,35 @@ class _LayerFinder:
         if cause is None and called is None:
             called = self._exchanged(pairs, outputs)
             if where == BETWEEN and (called is None or called[1] is None):
-                cause = self._computed(pair, (after[0], after[1])) or self._between((after[0], after[1]))
+                cause = self._operations(pairs, pair, LAYER if inside else BETWEEN)
+                cause = cause or self._between((after[0], after[1]))
         if cause is None and called is not None:
             return _divergence(called[0].a.path, called[0].b.path, LAYER, None, called[1], title)
+        received = next((each for each in pairs if where == BETWEEN and each.b.path == self._receiver), None)
+        if received is not None:
+            return _divergence(received.a.path, received.b.path, where, None, cause, title)
         return _divergence(row.a, row.b, where, row.inputs, cause, title)
+
+    def _operations(
+        self, pairs: Sequence[LayerCallPair], pair: LayerCallPair | None, where: str = BETWEEN
+    ) -> Cause | None:
+        """Return what both sides execute for a layer's inputs, its outputs, or the model's outputs."""
+        sides = [side.operations(exact=self._exact) for side in self._session.sides]
+        keys = [(ROOT, 0)] * 2 if pair is None else [pair.a.key, pair.b.key]
+        calls = [side.calls.get(key, ((), ())) for side, key in zip(sides, keys, strict=True)]
+        what = 1 if pair is None or where == LAYER else 0
+        known = [{each.path for each in side if each.tensors and not each.composed} for side in self._layers]
+        opened = [{ROOT, key[0]} if where == LAYER else {ROOT} for key in keys]
+        one, other = (
+            side.with_layers(paths - own) for side, paths, own in zip(sides, known, opened, strict=True)
+        )
+        difference = OperationDifference(
+            one, other, self._bound, {each.b.path: each.a.path for each in pairs}
+        )
+        cause = difference.find(list(zip(calls[0][what], calls[1][what], strict=False)))
+        if cause is not None and where == BETWEEN:
+            self._receiver = difference.receiver
+        return cause
 
     def _differing_input(self, calls: tuple[CapturedCall, CapturedCall]) -> tuple[np.ndarray, ...]:
         """Return both sides' first input that differs, e.g. the values of an attention."""
@@ -1257,60 +1291,13 @@ class _LayerFinder:
         after = (outputs[0], outputs[1])
         cause = (
             causes.activation_cause(prior, after, self._bound)
-            or self._computed(None, after)
+            or self._operations([], None)
             or self._between(after)
         )
         return _divergence("outputs", "outputs", BETWEEN, None, cause, before.a.path)
 
     def _between(self, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
         return self._constant_tensor(after) or causes.between_cause(after, self._bound)
-
-    def _computed(self, until: LayerCallPair | None, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
-        """Return the computations of both sides between layers, by the outputs of A's layers before one."""
-        after = _by_batch(after[0]), _by_batch(after[1])
-        earlier = list(self._layers[0])
-        if until is not None:
-            earlier = earlier[: next(n for n, layer in enumerate(earlier) if layer.key == until.a.key)]
-        # Layers without tensors are what is to be named.
-        earlier = [layer for layer in earlier if layer.tensors and not layer.composed][-_MOST_OPERANDS:]
-        a = self._session.sides[0]
-        calls = a.capture([(ROOT, 0), *(layer.key for layer in earlier)], exact=self._exact)
-        operands = [
-            Term(layer.title, array)
-            for layer in reversed(earlier)
-            if layer.key in calls
-            for array in (calls[layer.key].before or calls[layer.key].made)[:1]
-        ]
-        operands += self._scaled(operands)
-        operands += [
-            Term(f"state {n} of {each.title}", _by_batch(x))
-            for each in reversed(earlier)
-            if each.family == "recurrent" and each.key in calls
-            for n, x in enumerate(calls[each.key].made[1:])
-            if len(_by_batch(x)) == len(after[0])  # not those of several layers or directions
-        ]
-        operands += [
-            Term(f"the input of {layer.title}", x)
-            for layer in reversed(earlier)
-            if layer.key in calls
-            for x in calls[layer.key].given[:1]
-            if x.dtype.kind == "f" and not any(np.array_equal(x, known) for _, known in operands)
-        ]
-        if (ROOT, 0) in calls:
-            operands += [
-                Term(f"input {n}", x) for n, x in enumerate(calls[ROOT, 0].given) if x.dtype.kind == "f"
-            ]
-        return causes.computation_cause(operands, after, self._bound) if operands else None
-
-    def _scaled(self, operands: Sequence[Term]) -> Iterator[Term]:
-        """Yield operands times vectors of A's composed layers, e.g. a layer scale."""
-        paths = {each.path for each in self._layers[0] if each.composed and each.tensors}
-        for path in [*paths][:_MOST_SCALES]:
-            for name, held in self._session.sides[0].tensors(path).items():
-                for text, x in operands[:_MOST_SCALES] if held.ndim == 1 else ():
-                    for axis in [axis for axis in {1, x.ndim - 1} if x.shape[axis] == len(held)][:1]:
-                        shape = [len(held) if n == axis else 1 for n in range(x.ndim)]
-                        yield Term(f"{text} * {name}", x * held.reshape(shape))
 
     def _constant_difference(self, after: tuple[np.ndarray, np.ndarray]) -> np.ndarray | None:
         """Return the difference of the rows where it is the same for all inputs, e.g. at one position."""
@@ -1484,11 +1471,6 @@ def _divergence(
     return Divergence(
         a, b, where, inputs, known_cause.text or None, known_cause.confirmed, known_cause.fix, after
     )
-
-
-def _by_batch(array: np.ndarray) -> np.ndarray:
-    """Return an array whose first axis is the batch: PyTorch's states are [layers, batch, features]."""
-    return array[0] if array.ndim == 3 and len(array) == 1 else array
 
 
 def _call_bytes(call: Mapping[str, Any]) -> int:
