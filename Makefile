@@ -63,7 +63,7 @@ nightly: $(VENV)/.installed
 	$(BIN)/python -m tests.agent_truth
 	$(BIN)/python -m tests.layer_grid
 	$(BIN)/python -m tests.model_pairs --check
-	$(BIN)/python -m benchmarks.scaling tensors 1000 10000 100000
+	$(BIN)/python -m benchmarks.scaling tensors=1000,10000,100000
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks

@@ -40,13 +40,18 @@ def main(mebibytes: int = 2048, rounds: int = 1) -> int:
         first = write(folder / "a.safetensors", mebibytes)
         second = write(folder / "b.safetensors", mebibytes, 1)
         targets = {"torch": "x.pt", "safetensors": "x.safetensors", "npz": "x.npz"}
+        # A shell turns the status of a finding into success.
+        finding = ["/bin/sh", "-c", '"$@" || [ $? = 1 ]', "sh", *tool]
         commands = {
             "digest": [*tool, "digest", first],
+            "inspect": [*tool, "inspect", first],
             "stats": [*tool, "stats", first],
             "textconv": [*tool, "textconv", first],
             "check": [*tool, "check", first],
-            # A shell turns the status of a difference into success.
-            "diff": ["/bin/sh", "-c", '"$@" || [ $? = 1 ]', "sh", *tool, "diff", first, second],
+            "doctor": [*finding, "doctor", first],
+            "report": [*tool, "report", first, "--out", str(folder / "x.html"), "--force"],
+            "diff": [*finding, "diff", first, second],
+            "verify --all": [*finding, "verify", first, second, "--all"],
             **{
                 f"convert to {to}": [*tool, "convert", first, str(folder / file), "--force", "--no-sync"]
                 for to, file in targets.items()

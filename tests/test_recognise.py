@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -10,8 +12,9 @@ import numpy as np
 import pytest
 
 from ckpttool import convert
-from ckpttool.core import Path, Tree, UsageError, key, plugins
-from ckpttool.libraries import recognize, recognize_tree, single_networks
+from ckpttool.core import Inline, Leaf, Path, Tree, UsageError, ValueLeaf, key, plugins
+from ckpttool.libraries import recognize, recognize_tree, repeated_structures, single_networks
+from ckpttool.listing.processes import one_checkpoint
 from ckpttool.mapping.rules import canonical_tree
 from ckpttool.testing.layouts import canonical_names, same
 from tests.golden_texts import Golden
@@ -128,6 +131,88 @@ def test_an_answer_is_remembered_in_its_block_only() -> None:
     assert str(errors[0]) == str(errors[1])
     catch_usage_error(refuse, agent)
     assert len(trees) == 2
+
+
+def use_rate_and_first(tree: Tree, scale: float) -> tuple[object, ...]:
+    """Use one value, every name, and no tensor."""
+    rate = tree[key("rate"),]
+    assert isinstance(rate, ValueLeaf)
+    return repr(rate.value), scale, *tree.names.values()
+
+
+def use_bytes(tree: Tree, scale: float) -> tuple[object, ...]:
+    weight = tree[key("weight"),]
+    assert isinstance(weight, Leaf)
+    return float(weight.array().sum()) * scale, *tree.names.values()
+
+
+STRUCTURE = {"weight": np.ones(2, np.float32), "rate": 1, "epoch": 1}
+
+
+@pytest.mark.parametrize(
+    ("entries", "repeats"),
+    [
+        ({"weight": np.zeros(2, np.float32)}, True),
+        ({"epoch": 2}, True),
+        ({"rate": 2}, False),
+        ({"rate": True}, False),
+        ({"rate": 1.0}, False),
+        ({"weight": np.ones(3, np.float32)}, False),
+        ({"weight": np.ones(2, np.float64)}, False),
+        ({"weight": 1}, False),
+        ({"other": 1}, False),
+    ],
+    ids=str,
+)
+def test_what_differs_in_nothing_that_is_used_is_computed_once(
+    entries: dict[str, object], repeats: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeated_structures, "KNOWN", deque())
+    trees = [torch_tree(STRUCTURE), torch_tree({**STRUCTURE, **entries})]
+    results = [repeated_structures.compute_once(use_rate_and_first, tree, 1.0) for tree in trees]
+    assert results == [use_rate_and_first(tree, 1.0) for tree in trees]
+    assert (results[0] is results[1]) == repeats
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, True), (0, False), (1, 1.0)])
+def test_keys_that_python_takes_as_equal_are_told_apart(one: int, other: float, monkeypatch: Any) -> None:
+    monkeypatch.setattr(repeated_structures, "KNOWN", deque())
+    trees = [Tree({(key("rate"),): ValueLeaf(1), (key(name),): ValueLeaf(1)}) for name in (one, other)]
+    results = [repeated_structures.compute_once(use_rate_and_first, tree, 1.0) for tree in trees]
+    assert results == [use_rate_and_first(tree, 1.0) for tree in trees]
+
+
+def test_what_uses_a_tensor_is_computed_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated_structures, "KNOWN", deque())
+    trees = [torch_tree({**STRUCTURE, "weight": np.full(2, n, np.float32)}) for n in (1, 2)]
+    assert [repeated_structures.compute_once(use_bytes, tree, 1.0)[0] for tree in trees] == [2, 4]
+    assert not repeated_structures.KNOWN
+
+
+@pytest.mark.parametrize("change", ["counter", "weights"])
+def test_the_agents_of_a_run_are_bound_once(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated_structures, "KNOWN", deque())
+    bound: list[Tree] = []
+    real = recognize._bind
+    monkeypatch.setattr(recognize, "_bind", lambda tree, table: bound.append(tree) or real(tree, table))
+    agent = torch_agent(["l1", "l2", "l3"])
+    later = {
+        path: replace(leaf, value=2) if path == (key("total_it"),) and change == "counter" else leaf
+        for path, leaf in agent.items()
+    }
+    if change == "weights":
+        later = {path: zeroed(leaf) for path, leaf in agent.items()}
+    with one_checkpoint():
+        first = recognize_tree(agent, "a")
+        several = len(bound)  # a layout that does not match binds it, too
+        assert recognize_tree(Tree(later, agent.aliases, agent.containers), "b") == first
+    assert several == len(bound) > 0
+    assert recognize_tree(agent, "a") == first
+    assert len(bound) == 2 * several
+
+
+def zeroed(leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
+    return replace(leaf, source=Inline(bytes(leaf.nbytes))) if isinstance(leaf, Leaf) else leaf
 
 
 def catch_usage_error(refuse: Callable[[Tree], None], agent: Tree) -> UsageError:

@@ -447,8 +447,17 @@ class LayoutTable:
     optimizer: Callable[[StoredOptimizer], OptimizerMoves] | None = None
 
 
+_Recognition = Callable[..., RecognizedAgent | None]
+# Calls `_bind`: once for all trees of one structure, where the checkpoints of a run follow each other.
+BINDER: ContextVar[_Recognition] = ContextVar("BINDER", default=lambda bind, *of: bind(*of))
+
+
 def bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
     """Return the recognised agent, or None if the tree does not have this layout."""
+    return BINDER.get()(_bind, tree, table)
+
+
+def _bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
     leaves = tuple(list_leaves(tree))
     root = find_root([entry.segments for entry in leaves], table.components, rooted=table.rooted)
     if root is None:
@@ -816,7 +825,6 @@ def list_never_run_components(layout: object) -> frozenset[str]:
     return cast(frozenset[str], getattr(layout, "NEVER_RUN", frozenset()))
 
 
-_Recognition = Callable[..., RecognizedAgent | None]
 _Asked = Callable[[Tree, str], RecognizedAgent | None]
 # More entries than this with tensors are a model's modules, not separately saved objects.
 _ENTRIES = 32
@@ -945,12 +953,18 @@ def _installed_layouts() -> list[plugins.Plugin]:
 
 
 # A layer of TorchRL's modules: root, number, tensor. Their `module` is no prefix of a wrapper.
-MODULE_LAYER = deferred.compile(r"(|.*/)module/0/module/(?:0/)?(\d+)/(weight|bias)")
+_MODULE_LAYER = r"(|.*/)module/0/module/(?:0/)?(\d+)/(weight|bias)"
+MODULE_LAYER = deferred.compile(_MODULE_LAYER)
+
+
+def has_module_layer(tree: Tree) -> bool:
+    """Return whether a tensor is named like one of TorchRL's modules."""
+    return _has_match(_MODULE_LAYER, tuple(tree.names.values()))
 
 
 def _recognize_unwrapped(tree: Tree, name: str, requested: _Asked) -> RecognizedAgent | None:
     """Match the tree under its module names without wrapper prefixes."""
-    if any(map(MODULE_LAYER.fullmatch, tree.names.values())):
+    if has_module_layer(tree):
         return None
     plain = wrappers.strip_to_plain_names(tree)
     if plain is None:

@@ -12,11 +12,11 @@ from ckpttool.libraries import schema
 from ckpttool.libraries.fujimoto import ACTION_MAP, AUTHORS_LAYER, add_action_map
 from ckpttool.libraries.recognize import (
     ANY,
-    MODULE_LAYER,
     LayoutTable,
     LibraryPlugin,
     bind,
     find_orders,
+    has_module_layer,
     is_whole_tree,
     number_layers,
 )
@@ -289,7 +289,7 @@ def recognize_torch(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: A
         return None
     if any(_TORCH_SPLIT.fullmatch(str(path[0].value)) for path in tree if path):
         return None  # with separate critics too
-    if any(map(MODULE_LAYER.fullmatch, tree.names.values())):
+    if has_module_layer(tree):
         return None
     binding = bind(tree, TORCH_TABLE)
     if binding is None or not is_whole_tree(binding, tree):

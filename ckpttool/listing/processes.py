@@ -14,6 +14,8 @@ from ckpttool.core import filesystem, source
 from ckpttool.core.atomic_write import Progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, WorkerError
+from ckpttool.libraries import recognize
+from ckpttool.libraries.repeated_structures import compute_once
 
 # Starting processes takes about as long as reading this many checkpoints of an agent.
 MANY = 64
@@ -43,13 +45,18 @@ class FolderTask(Protocol[_Result]):
 
 @contextlib.contextmanager
 def one_checkpoint() -> Iterator[None]:
-    """Open each file once meanwhile, and collect no garbage: a checkpoint has none, and is dropped whole."""
+    """Open each file once meanwhile, bind agents of one structure once, and collect no garbage.
+
+    A checkpoint has none, and is dropped whole.
+    """
     enabled = gc.isenabled()
     gc.disable()
+    token = recognize.BINDER.set(compute_once)
     try:
         with source.keep_open():
             yield
     finally:
+        recognize.BINDER.reset(token)
         if enabled:
             gc.enable()
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ckpttool.core import Leaf, Tree, ValueLeaf, display, plugins
+from ckpttool.core import CkpttoolError, Leaf, Tree, ValueLeaf, display, plugins
+from ckpttool.core.source import Inline
 from ckpttool.formats import tf_bundle
-from ckpttool.libraries import RecognizedAgent, recognize_tree
+from ckpttool.libraries import RecognizedAgent, recognize_tree, repeated_structures
 from ckpttool.libraries.schema import ALL_OPTIMIZED
 from ckpttool.libraries.td3 import TF, TORCH
+from ckpttool.listing.processes import one_checkpoint
 from ckpttool.mapping import apply_plan
 from ckpttool.mapping.rules import canonical_tree
 from ckpttool.testing.formats import check_registration
@@ -59,6 +64,21 @@ class LayoutContract:
         binding = recognize_tree(tree, "agent")
         assert binding is not None
         assert binding.layout == self.name
+
+    def test_a_checkpoint_before_it_changes_nothing(
+        self, tree: Tree, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Agents of one structure are bound once, if the values that are used are equal."""
+        monkeypatch.setattr(repeated_structures, "KNOWN", deque())
+        alone = recognize_tree(tree, "agent")
+        with one_checkpoint():
+            for change in (_change_number, _change_tensor):
+                other = Tree(
+                    {path: change(leaf) for path, leaf in tree.items()}, tree.aliases, tree.containers
+                )
+                with contextlib.suppress(CkpttoolError):
+                    recognize_tree(other, "agent")
+            assert recognize_tree(tree, "agent") == alone
 
     def test_every_leaf_has_a_way(self, tree: Tree) -> None:
         binding = recognize_tree(tree, "agent")
@@ -122,3 +142,17 @@ class LayoutContract:
     def test_without_its_networks_it_is_not_recognised(self, tree: Tree) -> None:
         rest = {path: leaf for path, leaf in tree.items() if "optimizer" in tree.names[path]}
         assert recognize_tree(Tree(rest), "agent") is None
+
+
+def _change_number(leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
+    """Return the leaf with another number, if it is one."""
+    if isinstance(leaf, Leaf) or not isinstance(leaf.value, int | float):
+        return leaf
+    return replace(leaf, value=not leaf.value if isinstance(leaf.value, bool) else leaf.value + 1)
+
+
+def _change_tensor(leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
+    """Return the leaf with other bytes, if it is a tensor of numbers."""
+    if isinstance(leaf, ValueLeaf) or leaf.dtype == "string":
+        return leaf
+    return replace(leaf, source=Inline(bytes(leaf.nbytes)))
