@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ckpttool.core import deferred
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.networks.tracing import ROOT
 from ckpttool.verification.causes import Cause, integer_cause, tensor_cause
@@ -337,6 +338,8 @@ class OperationDifference:
             texts = (f"{texts[0]} {details[0]}", f"{texts[1]} {details[1]}")
         if texts[0] == texts[1] or "..." in texts or max(map(len, texts)) > _MOST_TEXT:
             return None
+        if self._layouts and (_without_axes(texts[0]) == _without_axes(texts[1]) or "..." in "".join(texts)):
+            return None  # what differs is not in the formulas
         one, other = self._sides[0].arrays[a], self._sides[1].arrays[b]
         if one.size != other.size:
             texts = (f"{texts[0]} of shape {[*one.shape[1:]]}", f"{texts[1]} of shape {[*other.shape[1:]]}")
@@ -470,6 +473,14 @@ def _constant_text(array: np.ndarray | None) -> str:
             return "the causal mask"
     shown = [f"{number:.4g}" for number in array.reshape(-1)[: 2 * _MOST_SHOWN].astype(np.float64)]
     return f"[{', '.join(shown)}{', ...' if array.size > 2 * _MOST_SHOWN else ''}]"
+
+
+_AXES = deferred.compile(r" over axis (\[[^\]]*\]|-?\d+)|, (\[[^\]]*\]|-?\d+)")
+
+
+def _without_axes(text: str) -> str:
+    """Return a formula without axes, borders and shapes, which frameworks state in different ways."""
+    return _AXES.sub("", text).replace("1 * ", "")
 
 
 def _setting_text(value: Any) -> str:
