@@ -55,7 +55,7 @@ from ckpttool.libraries.optimizer_states import (
     convert_optimizers,
     stage_keras_optimizer,
 )
-from ckpttool.libraries.recognize import KERAS_FORMATS, recognize_checkpoint
+from ckpttool.libraries.recognize import KERAS_FORMATS, SAVER_FORMATS, recognize_checkpoint
 from ckpttool.libraries.schema import RUN
 from ckpttool.mapping import fill_model, orientation
 from ckpttool.mapping.fill_model import (
@@ -446,7 +446,6 @@ def _shapeless(name: str) -> UsageError:
 
 # Formats that store tensors alphabetically, regardless of the program's order.
 _SORTED = frozenset(("npz", "safetensors", "sharded", "tensorflow_v1"))
-_OF_GRAPHS = frozenset(("tensorflow_v1", "tensor_bundle"))
 # The canonical agent has dense kernels [in, out] and names that mappings recognise as TensorFlow's.
 _CANONICAL = "tensorflow"
 _SHOWN = 3
@@ -546,7 +545,7 @@ def model_source(
     if rows.tree is ready.tree:
         in_order = _lists_in_order(checkpoint, ready.tree, framework)
         # A graph numbers the layers of a scope in call order.
-        by_graph = checkpoint.format in _OF_GRAPHS and tf_names.has_named_variables(ready.tree)
+        by_graph = checkpoint.format in SAVER_FORMATS and tf_names.has_named_variables(ready.tree)
         fills = FillSource(ready.tree, framework, in_order, by_graph, described)
         return ModelSource(ready, fills, shapes=_recorded_shapes(checkpoint))
     names = {name: ready.names[path] for name, path in rows.sources.items()}

@@ -24,7 +24,7 @@ from ckpttool.formats import tf_common, tf_saved_model_messages
 from ckpttool.formats.tf_functions import FunctionNode, get_attribute, output_shape, parse_node
 from ckpttool.formats.tf_saved_model_messages import FieldMeter, MetaGraph, Signature, TensorInfo, type_name
 from ckpttool.graphs import tensorflow
-from ckpttool.graphs.graph import Graph, OpaqueError
+from ckpttool.graphs.graph import FRONT_ENDS, Graph, OpaqueError
 
 SUFFIX = ".meta"
 _VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
@@ -59,9 +59,8 @@ def read(checkpoint: Checkpoint) -> Graph | None:
 
 def has_graph(checkpoint: Checkpoint) -> bool:
     """Return whether a Saver stored its graph beside the checkpoint."""
-    return checkpoint.format in ("tensor_bundle", "tensorflow_v1") and filesystem.isfile(
-        _location(checkpoint)
-    )
+    written = __name__ in FRONT_ENDS.get(checkpoint.format, ())
+    return written and filesystem.isfile(_location(checkpoint))
 
 
 def read_policy(checkpoint: Checkpoint, network: str, target: re.Pattern[str]) -> PolicyGraph | None:

@@ -34,7 +34,7 @@ from ckpttool.graphs.graph import Graph, OperatorNode, read_graph
 from ckpttool.graphs.operators import compute_node, find_operator, is_known, list_operators
 from ckpttool.graphs.shapes import ShapeTracer
 from ckpttool.graphs.weights import find_roles, number_calls
-from ckpttool.libraries.recognize import KERAS_FORMATS
+from ckpttool.libraries.recognize import KERAS_FORMATS, SAVER_FORMATS
 
 _CHANNEL = 1
 _IMAGE_RANK = 3
@@ -127,7 +127,7 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> _Orders
             return with_uses(trace_graph_orders(graph, checkpoint.tree, -1, opaque=None), graph)
         if checkpoint.format == "saved_model":
             return _read_function_orders(checkpoint)
-        if checkpoint.format in ("tensor_bundle", "tensorflow_v1"):
+        if checkpoint.format in SAVER_FORMATS:
             graph = read_graph(checkpoint)
             orders = {} if graph is None else trace_graph_orders(graph, checkpoint.tree, -1)
             return {} if graph is None else with_uses(_without_inputs(orders), graph)

@@ -22,7 +22,13 @@ from ckpttool.core.errors import CkpttoolError, NotFoundError, UnsupportedError,
 from ckpttool.core.kinds import KERAS_ACTIVATIONS
 from ckpttool.core.sidecar import NO_RESIDUALS, NORMS_BEFORE, LedgerEntry, Sidecar
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, index
-from ckpttool.libraries.recognize import PICKLED_MODULES, PICKLED_TENSORS, TORCH_CLASSES, activation_of
+from ckpttool.libraries.recognize import (
+    PICKLED_MODULES,
+    PICKLED_TENSORS,
+    SAVER_FORMATS,
+    TORCH_CLASSES,
+    activation_of,
+)
 from ckpttool.libraries.schema import (
     NO_LAYOUT,
     AgentLayer,
@@ -254,7 +260,7 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
         else:
             facts = binding.facts.read(where, activations=tuple(KERAS_ACTIVATIONS[name] for name in listed))
         return replace(binding, facts=facts.without_lack("activation"))
-    if checkpoint.format in ("tensor_bundle", "tensorflow_v1"):
+    if checkpoint.format in SAVER_FORMATS:
         return _with_saver_activations(binding, checkpoint)
     if checkpoint.format != "saved_model":
         return binding

@@ -988,6 +988,8 @@ def _recognize_entry(tree: Tree, name: str, requested: _Asked) -> RecognizedAgen
 
 # Formats of Keras that may contain the configuration of a model.
 KERAS_FORMATS = frozenset(("keras_h5", "keras_zip"))
+# What TensorFlow 1's Saver writes: variables by name, and the graph of the program beside them.
+SAVER_FORMATS = frozenset(("tensor_bundle", "tensorflow_v1"))
 ONNX_FORMAT = "onnx"  # its reader is imported for such files only
 
 

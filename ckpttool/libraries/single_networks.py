@@ -36,6 +36,7 @@ from ckpttool.libraries import layer_connections, schema
 from ckpttool.libraries.recognize import (
     KERAS_FORMATS,
     ONNX_FORMAT,
+    SAVER_FORMATS,
     ComponentLayer,
     NamedLeaf,
     PickledModule,
@@ -97,7 +98,6 @@ _TRUNK = deferred.compile(
     r"trunk|body|base|shared|encoder|features?|hidden|backbone|torso|net|mlp|head|out|output|last"
 )
 # Formats of RL libraries: what their layouts do not recognise is another algorithm, not a single policy.
-_SAVER_FORMATS = ("tensor_bundle", "tensorflow_v1")
 _LIBRARIES = frozenset(("stable_baselines3", "stable_baselines2", "rllib", "d3rlpy", "keras_rl"))
 _NUMBERS = deferred.compile(r"\d+")
 _COUNTED = deferred.compile(r"_?\d+")
@@ -173,7 +173,7 @@ def _recognize_policy(tree: Tree, network: str, checkpoint: Checkpoint) -> Recog
 
 
 def _has_saver_graph(checkpoint: Checkpoint) -> bool:
-    if checkpoint.format not in _SAVER_FORMATS:
+    if checkpoint.format not in SAVER_FORMATS:
         return False
     from ckpttool.graphs import tensorflow_saver
 
@@ -340,7 +340,7 @@ _ORIGINS = {
     ONNX_FORMAT: ("the ONNX graph", "torch"),
     "pytorch": ("the TorchScript code", "torch"),
     "saved_model": ("the SavedModel's graph", "tensorflow"),
-    **dict.fromkeys(_SAVER_FORMATS, ("the Saver's graph", "tensorflow")),
+    **dict.fromkeys(SAVER_FORMATS, ("the Saver's graph", "tensorflow")),
 }
 
 
