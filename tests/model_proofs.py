@@ -128,6 +128,11 @@ def half_mlp() -> Any:
     return pair_models.mlp().half()
 
 
+def half_silu_mlp() -> Any:
+    """The model `silu_mlp` in float16."""
+    return silu_mlp().half()
+
+
 def placed_mlp() -> Any:
     """The model `mlp` with a buffer that no output depends on."""
     import torch

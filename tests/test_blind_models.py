@@ -107,7 +107,8 @@ def test_calls_of_one_layer_are_paired_by_their_inputs(tmp_path: Path, here: Non
     assert first_of("Twins", tmp_path, {}, {"reverse": True}) is None
     first = first_of("Twins", tmp_path, {}, {"reverse": True, "wrong": True})
     assert first is not None
-    assert (first.b, first.cause) == ("out", None)  # what is computed between layers is not searched
+    assert first.b == "out"
+    assert first.cause == "A computes abs(encode - encode#2), B computes (encode - encode#2) ** 2"
 
 
 @pytest.mark.torch

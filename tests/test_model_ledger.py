@@ -202,7 +202,7 @@ def test_the_reasons_of_what_is_left_out(tmp_path: Path) -> None:
     assert reasons["optimizer/state/0/exp_avg"] == "optimizer state"
     assert {*reasons} == {*reasons} - {move.source for move in done.report.mapped}
     # A batch norm's running statistics are weights of the network: without a place they are an error.
-    whole = fill(path, f"{target}2", "torch", "like_small:Named")
+    whole = fill(path, str(tmp_path / "out2.pt"), "torch", "like_small:Named")
     assert {"norm/running_mean", "norm/weight"} <= {*whole.report.unused}
 
 

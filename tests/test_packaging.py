@@ -114,10 +114,11 @@ def test_the_links_of_the_readme_are_absolute(built: Built) -> None:
 def test_every_extra_that_is_named_is_there_and_all_has_those_for_users(built: Built) -> None:
     metadata = email.message_from_bytes(built.members()[f"{INFO}/METADATA"])
     extras = set(metadata.get_all("Provides-Extra", []))
+    naming = re.compile(r"(?:ckpttool\[|install_extra\(\"|require_package\([^)]*, \")(\w+)")
     named = {
         extra
         for path in (ROOT / "ckpttool").rglob("*.py")
-        for extra in re.findall(r"(?:ckpttool\[|install_extra\(\")(\w+)", path.read_text(encoding="utf-8"))
+        for extra in naming.findall(path.read_text(encoding="utf-8"))
     }
     assert named <= extras
     assert {"torch", "gif"} <= named

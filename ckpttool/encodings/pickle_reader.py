@@ -12,6 +12,7 @@ from ckpttool.core import deferred, limits
 from ckpttool.core.code_references import CODE, PLAIN, CodeReference, Verdict, dangerous_calls, worse_verdict
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError
+from ckpttool.core.text import clean
 from ckpttool.encodings.pickle_audit import (
     called_target,
     created_from,
@@ -950,7 +951,7 @@ def parse_pickle(
         # Unpickling would have reached these calls: damage in the rest does not undo them.
         names = dangerous_calls(machine.list_code_references())
         if names:
-            error.message += f"; before that, the pickle would call {', '.join(names)[:_NAMED]}"
+            error.message += f"; before that, the pickle would call {clean(', '.join(names))[:_NAMED]}"
             error.message += "; nothing was run"
         raise
     return PickleContents(value, machine.position, machine.list_code_references(), machine.is_plain())

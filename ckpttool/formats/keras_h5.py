@@ -416,7 +416,9 @@ class _PlacementBuilder:
         for module, members in self.modules.items():
             group, leaves = self.groups[module], _order_leaves(members)
             title = str(module[-1].value) if module else "model"
-            if variables_by_shape([leaf.shape for leaf in leaves]) is None and not class_from_name(title):
+            known = variables_by_shape([leaf.shape for leaf in leaves]) is not None
+            # A number is the place of a layer in a sequence.
+            if not (known or title.isdecimal() or class_from_name(title)):
                 # Keras's own name of a layer, by which its variables are known.
                 title = layer_class(members, {}) or title
             groups[group] = title

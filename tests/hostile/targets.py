@@ -171,7 +171,7 @@ def _safetensors(room: Room, data: bytes) -> None:
 
 def _sharded(room: Room, data: bytes) -> None:
     room.put("model-00001.safetensors", BY_NAME["safetensors"].contents()["model.safetensors"])
-    _read(sharded.read_sharded(room.put("model.safetensors.index.json", data)))
+    _read(sharded.read(room.put("model.safetensors.index.json", data)))
 
 
 @cache
@@ -237,7 +237,7 @@ def _keras(room: Room, data: bytes) -> None:
     }
     path = room.put("a.keras", zip_bytes(members))
     with answering(starts.listing("HDF5 plain")):
-        _read(keras_h5.readzip_bytes(path))
+        _read(keras_h5.read_archive(path))
 
 
 def _keras_map(room: Room, data: bytes) -> None:
