@@ -285,7 +285,7 @@ def count_parts(monkeypatch: pytest.MonkeyPatch, sent: list[tuple[str, int]], mo
         original = ORIGINAL.setdefault(kind, kind._call)
 
         def call(self: Any, *words: Any, original: Any = original, name: str = name, **options: Any) -> Any:
-            return watch(lambda *w, **o: original(self, *w, **o), self._place, name)(*words, **options)
+            return watch(lambda *w, **o: original(self, *w, **o), self._target, name)(*words, **options)
 
         monkeypatch.setattr(kind, "_call", call)
 

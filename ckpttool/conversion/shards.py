@@ -226,7 +226,7 @@ class ShardTask(NamedTuple):
     def is_recorded(self) -> bool:
         """Return whether the shard is complete, in the folder of a conversion that is running."""
         with filesystem.read_session() as session:
-            session.found.pop(self.record, None)  # another process may have written it
+            session.entries.pop(self.record, None)  # another process may have written it
             return filesystem.isfile(self.record)
 
     def _intact(self) -> ShardRecord | None:

@@ -159,8 +159,8 @@ class ActivationTracker:
         self.numpy = numpy
         self._count = 0
         self._images = 0
-        self._made = [numpy.full(1024, -1, "int64") for _ in range(2)]
-        self._taken = [numpy.full(1024, -1, "int64") for _ in range(2)]
+        self._by_output = [numpy.full(1024, -1, "int64") for _ in range(2)]
+        self._used = [numpy.full(1024, -1, "int64") for _ in range(2)]
         self._links = []  # type: List[Tuple[Any, Any]]
         self._weak = []  # type: List[Tuple[Any, int]]
         self._starts = []  # type: List[int]
@@ -175,20 +175,20 @@ class ActivationTracker:
         self._starts.append(start)
         if self._count > MOST_ENTRIES:
             raise TrackingLimitError
-        while len(self._made[0]) < self._count:
-            for pair in (self._made, self._taken):
+        while len(self._by_output[0]) < self._count:
+            for pair in (self._by_output, self._used):
                 pair[:] = [self.numpy.concatenate((array, self.numpy.full_like(array, -1))) for array in pair]
         return self.numpy.arange(start, self._count).reshape(tuple(shape))
 
     def image(self, shape: Sequence[int], channel: int) -> Any:
         """Return the numbers of new image entries, one for each entry of the first axis."""
         numbers = self.plain(shape)
-        self._label(self._made, numbers, channel)
+        self._label(self._by_output, numbers, channel)
         return numbers
 
     def take(self, entries: Any, channel: int) -> None:
         """Record that an operation uses these entries as images."""
-        self._label(self._taken, entries, channel)
+        self._label(self._used, entries, channel)
 
     def unless_known(self, entries: Any, channel: int) -> None:
         """Record that inputs or outputs of a model are images unless another operation defines them."""
@@ -262,15 +262,15 @@ class ActivationTracker:
                 for a, b in ((one.ravel(), other.ravel()), (other.ravel(), one.ravel())):
                     both = (a >= 0) & (b >= 0)
                     a, b = a[both], b[both]
-                    known = np.where(self._made[0][a] >= 0, self._made[0][a], self._taken[0][a])
-                    positions = np.where(self._made[0][a] >= 0, self._made[1][a], self._taken[1][a])
-                    free = (self._made[0][b] < 0) & (self._taken[0][b] < 0) & (known >= 0)
-                    self._taken[0][b[free]] = known[free]
-                    self._taken[1][b[free]] = positions[free]
+                    known = np.where(self._by_output[0][a] >= 0, self._by_output[0][a], self._used[0][a])
+                    positions = np.where(self._by_output[0][a] >= 0, self._by_output[1][a], self._used[1][a])
+                    free = (self._by_output[0][b] < 0) & (self._used[0][b] < 0) & (known >= 0)
+                    self._used[0][b[free]] = known[free]
+                    self._used[1][b[free]] = positions[free]
         for entries, channel in self._weak:
             numbers = entries.ravel()
             numbers = numbers[numbers >= 0]
-            if (self._made[0][numbers] < 0).all() and (self._taken[0][numbers] < 0).all():
+            if (self._by_output[0][numbers] < 0).all() and (self._used[0][numbers] < 0).all():
                 self.take(entries, channel)
 
     def order(self, entries: Any) -> Optional[AxisOrder]:  # noqa: UP045
@@ -278,7 +278,9 @@ class ActivationTracker:
         np = self.numpy
         if not len(entries) or (entries < 0).any():
             return None
-        image_pair, plain_pair = ([array[entries] for array in pair] for pair in (self._made, self._taken))
+        image_pair, plain_pair = (
+            [array[entries] for array in pair] for pair in (self._by_output, self._used)
+        )
         order = None
         for first, second in ((image_pair, plain_pair), (plain_pair, image_pair)):
             known = first[0] >= 0

@@ -350,7 +350,7 @@ class PendingFile:
     stem: str
     waits: bool = False
     _inode: tuple[int, int] = field(default=(0, 0), init=False)
-    _made: bool = field(default=False, init=False)
+    _created: bool = field(default=False, init=False)
 
     @property
     def temporary(self) -> str:
@@ -372,14 +372,14 @@ class PendingFile:
         if self.output.inside:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.stem)  # not its parents: if they were removed, that was intentional
-                self._made = True
+                self._created = True
             os.makedirs(os.path.dirname(self.temporary), exist_ok=True)
         if self.output.ready:
-            self._made = True
+            self._created = True
             _add_name(self.output.ready, self.temporary)
             return
         with create_file(self.temporary, disk) as stream:
-            self._made = True
+            self._created = True
             self.output.write(stream)
         if self.output.check is not None:
             self.output.check(self.stem)
@@ -419,7 +419,7 @@ class PendingFile:
     @property
     def rest(self) -> str | None:
         """Path to remove at the end: the temporary file or folder, if this output created it."""
-        if not self._made or self.waits:
+        if not self._created or self.waits:
             return None
         return self.stem if self.output.inside else self.temporary
 

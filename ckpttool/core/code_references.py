@@ -123,9 +123,9 @@ def worst_verdict(references: Iterable[CodeReference]) -> Verdict:
     return max((name.verdict for name in references), key=lambda verdict: _RANK[verdict], default=PLAIN)
 
 
-def filter_verdict(references: Iterable[CodeReference], wanted: Verdict) -> list[CodeReference]:
+def filter_verdict(references: Iterable[CodeReference], verdict: Verdict) -> list[CodeReference]:
     """Return the records with one verdict."""
-    return [reference for reference in references if reference.verdict == wanted]
+    return [reference for reference in references if reference.verdict == verdict]
 
 
 def unsafe_references(references: Iterable[CodeReference]) -> list[CodeReference]:

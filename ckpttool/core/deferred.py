@@ -93,13 +93,13 @@ def _make_record(
     more = {"kw_only": True} if kw_only else {}
     cls = dataclasses.dataclass(init=False, repr=False, eq=False, **more)(cls)
     fields = dataclasses.fields(cls)
-    names = [each.name for each in fields]
+    names = [field_.name for field_ in fields]
     constructor = _Constructor(fields, frozen=frozen, slots=slots)
     methods: dict[str, Any] = {"__init__": constructor}
     if repr:
-        methods["__repr__"] = _represent([each.name for each in fields if each.repr])
+        methods["__repr__"] = _represent([field_.name for field_ in fields if field_.repr])
     if eq:
-        methods.update(_compare([each.name for each in fields if each.compare], frozen=frozen))
+        methods.update(_compare([field_.name for field_ in fields if field_.compare], frozen=frozen))
     if slots and frozen:
         methods.update(_pickle(names))
     for name in methods.keys() - explicit:
@@ -136,20 +136,20 @@ class _Constructor:
         return constructor.__get__(record, owner)
 
     def _compile(self, cls: type) -> Any:
-        last = {each.name for each in self._fields if getattr(each, "kw_only", False)}
-        fields = sorted((each for each in self._fields if each.init), key=lambda each: each.name in last)
+        last = {field_.name for field_ in self._fields if getattr(field_, "kw_only", False)}
+        fields = sorted((item for item in self._fields if item.init), key=lambda field_: field_.name in last)
         values: dict[str, Any] = {"set_": object.__setattr__, "factory_": _Factory()}
         if self._frozen and self._slots:
-            values.update((f"set_{each.name}", getattr(cls, each.name).__set__) for each in self._fields)
+            values.update((f"set_{item.name}", getattr(cls, item.name).__set__) for item in self._fields)
         parameters = ["self"]
-        for each in fields:
-            if each.name in last and "*" not in parameters:
+        for field_ in fields:
+            if field_.name in last and "*" not in parameters:
                 parameters.append("*")
-            parameters.append(each.name)
-            if each.default is not MISSING:
-                values[f"default_{each.name}"] = each.default
-                parameters[-1] += f"=default_{each.name}"
-            elif each.default_factory is not MISSING:
+            parameters.append(field_.name)
+            if field_.default is not MISSING:
+                values[f"default_{field_.name}"] = field_.default
+                parameters[-1] += f"=default_{field_.name}"
+            elif field_.default_factory is not MISSING:
                 parameters[-1] += "=factory_"
         lines = [*self._assignments(values), "return"]
         if hasattr(cls, "__post_init__"):
@@ -158,7 +158,7 @@ class _Constructor:
         exec(f"def __init__({', '.join(parameters)}):\n " + "\n ".join(lines), values)  # noqa: S102
         constructor = values["__init__"]
         constructor.__module__, constructor.__qualname__ = cls.__module__, f"{cls.__qualname__}.__init__"
-        constructor.__annotations__ = {**{each.name: each.type for each in fields}, "return": None}
+        constructor.__annotations__ = {**{field_.name: field_.type for field_ in fields}, "return": None}
         return constructor
 
     def _assignments(self, values: dict[str, Any]) -> Iterator[str]:
@@ -210,7 +210,7 @@ def _pickle(names: Sequence[str]) -> dict[str, Any]:
 
 def _add_slots(cls: type, names: Sequence[str]) -> type:
     """Return the class made anew with these slots: Python takes them at its creation only."""
-    inherited = {slot for each in cls.__mro__[1:-1] for slot in vars(each).get("__slots__", ())}
+    inherited = {slot for name_ in cls.__mro__[1:-1] for slot in vars(name_).get("__slots__", ())}
     replaced = {*names, "__dict__", "__weakref__"}
     namespace = {key: value for key, value in vars(cls).items() if key not in replaced}
     namespace["__slots__"] = tuple(name for name in names if name not in inherited)

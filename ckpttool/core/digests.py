@@ -125,9 +125,9 @@ class DigestRecorder:
     def __init__(self, checkpoint: Checkpoint, lane: WorkerThread) -> None:
         """Create a copy of the checkpoint whose leaves report the data read from them."""
         self._silent, self._lane = checkpoint, lane
-        self._heard: set[Path] = set()
-        self._told: set[Path] = set()
-        self._found: dict[Path, str] = {}
+        self._received: set[Path] = set()
+        self._started: set[Path] = set()
+        self._digests: dict[Path, str] = {}
         tree = checkpoint.tree
         leaves = {
             path: replace(leaf, source=TeeSource(leaf.source, path, self)) if isinstance(leaf, Leaf) else leaf
@@ -137,7 +137,7 @@ class DigestRecorder:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return an empty recorder's state: another process records what it reads itself (see `attach`)."""
-        return {"_heard": set(), "_found": {}, "_told": set()}
+        return {"_received": set(), "_digests": {}, "_started": set()}
 
     def attach(self, lane: WorkerThread) -> None:
         """Set the worker thread that hashes, in a process that got this recorder with its tensors."""
@@ -146,21 +146,21 @@ class DigestRecorder:
     def take(self) -> dict[Path, str]:
         """Return the digests of the tensors that were read since the last call."""
         self._lane.wait()
-        fresh = {path: sha256 for path, sha256 in self._found.items() if path not in self._told}
-        self._told.update(fresh)
+        fresh = {path: sha256 for path, sha256 in self._digests.items() if path not in self._started}
+        self._started.update(fresh)
         return fresh
 
     def learn(self, digests: Mapping[Path, str]) -> None:
         """Record digests of tensors that another process read."""
         self._lane.wait()
-        self._heard.update(digests)
-        self._found.update(digests)
+        self._received.update(digests)
+        self._digests.update(digests)
 
     def hear(self, path: Path, data: Buffer) -> None:
         """Record the bytes of a tensor, which must not change afterwards."""
-        if path in self._heard:
+        if path in self._received:
             return
-        self._heard.add(path)
+        self._received.add(path)
         if len(data) < SHARED:
             self._note(path, data)
         else:
@@ -170,18 +170,18 @@ class DigestRecorder:
         """Yield the pieces of a tensor, and record their bytes."""
         running = hashlib.sha256()
         for piece in pieces:
-            if path not in self._heard:
+            if path not in self._received:
                 self._lane.do(partial(running.update, bytes(piece)), len(piece))
             yield piece
-        if path not in self._heard:
-            self._heard.add(path)
-            self._lane.do(lambda: self._found.update({path: running.hexdigest()}))
+        if path not in self._received:
+            self._received.add(path)
+            self._lane.do(lambda: self._digests.update({path: running.hexdigest()}))
 
     def sha256(self, path: Path) -> str:
         """Return the digest of a tensor that was read, waiting for the worker thread."""
-        if path not in self._found:
+        if path not in self._digests:
             self._lane.wait()
-        return self._found[path]
+        return self._digests[path]
 
     def digest(self) -> Digest:
         """Read the remaining tensors and return the digest; raise the error of the first tensor."""
@@ -189,10 +189,10 @@ class DigestRecorder:
         return combine_digests(self._silent, map_tensors(self._silent, self._lane, self._known))
 
     def _known(self, path: Path, leaf: Leaf) -> str:
-        return self._found[path] if path in self._found else hash_tensor(leaf)
+        return self._digests[path] if path in self._digests else hash_tensor(leaf)
 
     def _note(self, path: Path, data: Buffer) -> None:
-        self._found[path] = hashlib.sha256(data).hexdigest()
+        self._digests[path] = hashlib.sha256(data).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

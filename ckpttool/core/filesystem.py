@@ -46,26 +46,26 @@ StoreEntry = FileStat | Literal["folder"] | None
 class Store(Protocol):
     """Remote locations: the calls that readers need. `place` begins with the mounted location."""
 
-    def look(self, place: str) -> StoreEntry:
+    def look(self, location: str) -> StoreEntry:
         """Return what is there; raise NotFoundError if it is unknown (no permission, no connection)."""
         ...
 
-    def names(self, place: str) -> list[str]:
+    def names(self, location: str) -> list[str]:
         """Return the names in a folder, unordered; none if the store cannot list it.
 
         Raise LimitError for a folder with too many entries.
         """
         ...
 
-    def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
+    def read(self, location: str, file_stat: FileStat, offset: int, length: int) -> bytes:
         """Return exactly these bytes; raise ChangedError if the file changed after it was listed."""
         ...
 
-    def together(self, place: str, seen: FileStat, parts: list[tuple[int, int]]) -> list[bytes]:
+    def together(self, location: str, file_stat: FileStat, parts: list[tuple[int, int]]) -> list[bytes]:
         """Return the bytes of many small parts (offset, length), requested in parallel."""
         ...
 
-    def local(self, place: str, seen: FileStat, offset: int, length: int) -> int:
+    def local(self, location: str, file_stat: FileStat, offset: int, length: int) -> int:
         """Return a descriptor of a local file with these bytes at their offset; the caller closes it."""
         ...
 
@@ -73,14 +73,14 @@ class Store(Protocol):
 class WritableStore(Store, Protocol):
     """A store to which objects are written, each whole."""
 
-    def upload(self, place: str, nbytes: int) -> AbstractContextManager[Any]:
+    def upload(self, location: str, nbytes: int) -> AbstractContextManager[Any]:
         """Yield a stream that fills an object, which is visible when the block ends without an error.
 
         `nbytes` is about its size. The stream is a remote_uploads.UploadStream.
         """
         ...
 
-    def remove(self, place: str) -> None:
+    def remove(self, location: str) -> None:
         """Remove an object, which may be missing."""
         ...
 
@@ -92,7 +92,7 @@ class ReadSession(NamedTuple):
     with too many entries, `versions` the version of a moving name (a branch) at its first use.
     """
 
-    found: dict[str, StoreEntry]
+    entries: dict[str, StoreEntry]
     refused: dict[str, NotFoundError]
     names: dict[str, list[str] | None]
     versions: dict[str, str]
@@ -119,9 +119,9 @@ def resolve_path(path: str) -> str:
     return location
 
 
-def mount_store(start: str, found: Store) -> None:
+def mount_store(start: str, store: Store) -> None:
     """Use a store for every location with this prefix."""
-    _MOUNTED[start] = found
+    _MOUNTED[start] = store
 
 
 def find_store(path: str) -> Store | None:
@@ -239,13 +239,13 @@ def _raise_walk_error(error: OSError) -> None:
     ) from error
 
 
-def require_file(elsewhere: Store, place: str) -> FileStat:
+def require_file(elsewhere: Store, location: str) -> FileStat:
     """Return the store's entry for a file; raise NotFoundError if it is not a file."""
-    entry = elsewhere.look(place)
+    entry = elsewhere.look(location)
     if entry is None:
-        raise NotFoundError("no such file", file=place)
+        raise NotFoundError("no such file", file=location)
     if entry == "folder":
-        raise NotFoundError("cannot be opened: it is a folder", file=place)
+        raise NotFoundError("cannot be opened: it is a folder", file=location)
     return entry
 
 
@@ -276,7 +276,7 @@ def read_session() -> Iterator[ReadSession]:
     A nested session shares the cache and the notes of the outer one, and adds its own notes.
     """
     outer = current_session()
-    token = _VISIT.set(ReadSession(outer.found, outer.refused, outer.names, outer.versions, [*outer.notes]))
+    token = _VISIT.set(ReadSession(outer.entries, outer.refused, outer.names, outer.versions, [*outer.notes]))
     try:
         yield current_session()
     finally:
@@ -393,7 +393,7 @@ def free_bytes(folder: str) -> int | None:
     return usage.free if usage.total else None
 
 
-def is_just_changed(found: os.stat_result, tick_ns: int) -> bool:
+def is_just_changed(file_stat: os.stat_result, tick_ns: int) -> bool:
     """Return whether another change at this moment would give the file the same times.
 
     Linux takes the time of a change from a clock with a hundred to a thousand ticks per second
@@ -401,10 +401,10 @@ def is_just_changed(found: os.stat_result, tick_ns: int) -> bool:
     the ctime is the time of creation, and the clock's ticks may be 16 ms apart.
     """
     if not hasattr(time, "clock_gettime_ns"):
-        return 0 <= time.time_ns() - found.st_mtime_ns < tick_ns
+        return 0 <= time.time_ns() - file_stat.st_mtime_ns < tick_ns
     # The coarse clock's number is missing from the module.
     clock = 5 if sys.platform == "linux" else time.CLOCK_REALTIME
-    return 0 <= found.st_ctime_ns - time.clock_gettime_ns(clock) < tick_ns
+    return 0 <= file_stat.st_ctime_ns - time.clock_gettime_ns(clock) < tick_ns
 
 
 def is_within(path: str, folder: str) -> bool:
@@ -446,12 +446,12 @@ class LocalCopyCache:
         self._kept: OrderedDict[tuple[str, FileStat, int, int], ScratchFile] = OrderedDict()
         self._lock = Lock()
 
-    def find(self, place: str, identity: FileStat, offset: int, length: int) -> ScratchFile | None:
+    def find(self, location: str, identity: FileStat, offset: int, length: int) -> ScratchFile | None:
         """Return a file that contains these bytes at their offset, None if there is none."""
         with self._lock:
             for (name, one, start, length_), copy in self._kept.items():
                 if (
-                    name == place
+                    name == location
                     and one == identity
                     and start <= offset
                     and offset + length <= start + length_
@@ -459,20 +459,20 @@ class LocalCopyCache:
                     return copy
         return None
 
-    def read(self, place: str, identity: FileStat, offset: int, length: int) -> bytes | None:
+    def read(self, location: str, identity: FileStat, offset: int, length: int) -> bytes | None:
         """Return the bytes if a copy contains them."""
-        copy = self.find(place, identity, offset, length)
+        copy = self.find(location, identity, offset, length)
         return None if copy is None else read_at(copy.descriptor, length, offset)
 
     def add(
-        self, place: str, identity: FileStat, offset: int, length: int, data: Iterable[bytes]
+        self, location: str, identity: FileStat, offset: int, length: int, data: Iterable[bytes]
     ) -> ScratchFile:
         """Write the data to a new file, at its offset, and return the file.
 
         Raise TruncatedError unless there are exactly `length` bytes.
 
         Args:
-            place: the path of the original.
+            location: the path of the original.
             identity: its size and time when it was listed.
             offset: the position of the data in the original and in the copy, in bytes.
             length: their number.
@@ -487,61 +487,61 @@ class LocalCopyCache:
             if done > length:
                 break
             if report is not None:
-                report(urls.display_url(place), done, length)
+                report(urls.display_url(location), done, length)
         if done != length:
             received = "more" if done > length else f"{done:,}"
             raise TruncatedError(
                 "the number of received bytes differs from the expected number",
-                file=place,
+                file=location,
                 expected=f"{length:,}",
                 found=received,
             )
-        self.keep(place, identity, offset, length, copy)
+        self.keep(location, identity, offset, length, copy)
         return copy
 
     def descriptor(
-        self, place: str, identity: FileStat, part: tuple[int, int], read: RangeReader, note: str | None
+        self, path: str, identity: FileStat, part: tuple[int, int], read: RangeReader, note: str | None
     ) -> int:
         """Return a descriptor of a copy of the part; the caller closes it.
 
         Args:
-            place: the path of the original.
+            path: the path of the original.
             identity: its size and time when it was listed.
             part: offset and length in bytes.
             read: returns pieces of a missing copy for `read(offset, length)`.
             note: what is reported when a remote original is read.
         """
-        copy = self.find(place, identity, *part)
+        copy = self.find(path, identity, *part)
         if copy is None:
             offset, length = part
             if note is not None:
-                require_fetchable(place, length, "this format can be read only from a local file")
+                require_fetchable(path, length, "this format can be read only from a local file")
                 add_note(note)
             pieces = ((at, min(_FETCH_PIECE, length - at)) for at in range(0, length, _FETCH_PIECE))
-            copy = self.add(place, identity, offset, length, (read(offset + at, size) for at, size in pieces))
+            copy = self.add(path, identity, offset, length, (read(offset + at, size) for at, size in pieces))
         return os.dup(copy.descriptor)
 
-    def keep(self, place: str, identity: FileStat, offset: int, length: int, copy: ScratchFile) -> None:
+    def keep(self, location: str, identity: FileStat, offset: int, length: int, copy: ScratchFile) -> None:
         """Keep a file that contains bytes of an original at their offset.
 
         Args:
-            place: the path of the original.
+            location: the path of the original.
             identity: its size and time when it was listed.
             offset: the position of the bytes.
             length: their number.
             copy: the file.
         """
         with self._lock:
-            self._kept[place, identity, offset, length] = copy
+            self._kept[location, identity, offset, length] = copy
             if len(self._kept) > _MAX_COPIES:
                 self._kept.popitem(last=False)
 
 
-def require_fetchable(place: str, length: int, why: str) -> None:
+def require_fetchable(location: str, length: int, why: str) -> None:
     """Raise LimitError if a fetch exceeds the limit for unrequested downloads; `why` is a clause."""
     if length > limits.current().fetched_bytes:
         raise limits.limit_error(
-            "fetched_bytes", f"{why}, so all of it would have to be fetched", length, file=place
+            "fetched_bytes", f"{why}, so all of it would have to be fetched", length, file=location
         )
 
 

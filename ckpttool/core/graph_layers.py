@@ -47,7 +47,7 @@ class GraphLayer:
         self.operations = operations
         self.cls = ""
         self.takes = self.gives = self.before = ""
-        self.held: list[str] = []
+        self.stored: list[str] = []
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -143,9 +143,9 @@ class LayerGrouping:
         layer_.gives = outputs[-1] if outputs else ""
         for operation in operations:
             for name in self._weights(operation):
-                if name not in layer_.held:
-                    layer_.held.append(name)
-        layer_.cls = _layer_class(operations, len(layer_.held))
+                if name not in layer_.stored:
+                    layer_.stored.append(name)
+        layer_.cls = _layer_class(operations, len(layer_.stored))
         last = [operation for operation in operations if self._weights(operation)]
         if last and layer_.cls in (*_CONVOLUTIONS, *_PRODUCTS) and last[-1].gives[0] != layer_.gives:
             layer_.before = last[-1].gives[0]
@@ -167,9 +167,9 @@ class LayerGrouping:
                 continue
             users = after.get(layer.gives, [])
             alone = len(layer.operations) == 1 and layer.cls in (*_CONVOLUTIONS, *_PRODUCTS)
-            if alone and len(users) == 1 and users[0].cls in ("AddV2", "Add", "BiasAdd") and users[0].held:
+            if alone and len(users) == 1 and users[0].cls in ("AddV2", "Add", "BiasAdd") and users[0].stored:
                 merged.add(id(users[0]))
-                layer.held += users[0].held
+                layer.stored += users[0].stored
                 layer.gives = users[0].gives
             yield layer
 

@@ -101,26 +101,26 @@ class BlockCache:
         self._ahead: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
 
-    def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
+    def read(self, location: str, stat: FileStat, offset: int, length: int) -> bytes:
         """Return the bytes; large reads are fetched directly and not cached."""
         if length > _LARGE:
-            return self._fetch(place, seen, offset, length)
+            return self._fetch(location, stat, offset, length)
         first, last = offset // BLOCK, (offset + length - 1) // BLOCK
-        blocks = [self._block(place, seen, number) for number in range(first, last + 1)]
+        blocks = [self._block(location, stat, number) for number in range(first, last + 1)]
         if None in blocks:
             start = first + blocks.index(None)
-            data = self._fetched(place, seen, start, last + 1)
+            data = self._fetched(location, stat, start, last + 1)
             blocks[start - first :] = [data]
         joined = b"".join(block for block in blocks if block is not None)
         return joined[offset - first * BLOCK :][:length]
 
-    def keep(self, place: str, seen: FileStat, offset: int, data: bytes) -> None:
+    def keep(self, location: str, stat: FileStat, offset: int, data: bytes) -> None:
         """Cache bytes from the start of a block; drop an incomplete block, except at the end of the file."""
         with self._lock:
             for at in range(0, len(data), BLOCK):
                 block = data[at : at + BLOCK]
-                if len(block) == BLOCK or offset + at + len(block) == seen.size:
-                    self._kept[place, seen, (offset + at) // BLOCK] = block
+                if len(block) == BLOCK or offset + at + len(block) == stat.size:
+                    self._kept[location, stat, (offset + at) // BLOCK] = block
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
 
@@ -214,22 +214,22 @@ class WaitBudget:
         self._at = time.monotonic()
         self._waiting = 0
 
-    def run(self, place: str, nbytes: int, job: Job[Result]) -> Result:
-        """Run the job, which fetches `nbytes` of `place`, and return its result; raise DeadlineError."""
-        return next(self.run_all(place, [(nbytes, job)], 1))
+    def run(self, location: str, nbytes: int, job: Job[Result]) -> Result:
+        """Run the job, which fetches `nbytes` of `location`, and return its result; raise DeadlineError."""
+        return next(self.run_all(location, [(nbytes, job)], 1))
 
-    def run_all(self, place: str, jobs: Iterable[tuple[int, Job[Result]]], at_once: int) -> Iterator[Result]:
+    def run_all(self, path: str, jobs: Iterable[tuple[int, Job[Result]]], at_once: int) -> Iterator[Result]:
         """Yield results of jobs in their order, running `at_once` of them in parallel."""
         running: deque[tuple[RemoteRequest, Future[Result]]] = deque()
         try:
             for nbytes, job in jobs:
                 if self._left(0) <= 0:
-                    raise deadline_error(place)
+                    raise deadline_error(path)
                 running.append(_start_request(nbytes, job))
                 if len(running) == at_once:
-                    yield self._result(place, running)
+                    yield self._result(path, running)
             while running:
-                yield self._result(place, running)
+                yield self._result(path, running)
         finally:
             for _, unfinished in running:
                 unfinished.cancel()
@@ -282,12 +282,12 @@ class WaitBudget:
             self._used_s = max(0.0, self._used_s - passed)
 
 
-def deadline_error(place: str) -> DeadlineError:
+def deadline_error(location: str) -> DeadlineError:
     """Return the error for a server that exceeds the waiting time."""
     known = limits.current()
     return DeadlineError(
         "the server did not respond in time",
-        file=place,
+        file=location,
         expected=f"at most {known.fetch_seconds} s of waiting, at least {known.fetch_rate:,} bytes/s",
         hint="to wait longer: ckpttool --limit fetch_seconds=N ...",
     )
@@ -346,15 +346,15 @@ PERMITS_NOT = "denies read access"
 class RemoteServer(Protocol):
     """A server, without any cache."""
 
-    async def look(self, place: str) -> StoreEntry:
+    async def look(self, location: str) -> StoreEntry:
         """Return the current entry; raise NotFoundError if the server does not report it."""
         ...
 
-    async def names(self, place: str, most: int) -> list[str]:
+    async def names(self, location: str, most: int) -> list[str]:
         """Return the names in a folder; names beyond `most` may be omitted."""
         ...
 
-    async def part(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
+    async def part(self, location: str, stat: FileStat, offset: int, length: int) -> bytes:
         """Return exactly these bytes, with one request; raise ChangedError if the file changed."""
         ...
 
@@ -362,15 +362,15 @@ class RemoteServer(Protocol):
 class WritableServer(RemoteServer, Protocol):
     """A server to which objects can be written."""
 
-    def upload(self, place: str) -> Upload:
+    def upload(self, location: str) -> Upload:
         """Return a new upload of an object; no request is sent yet."""
         ...
 
-    async def remove(self, place: str) -> None:
+    async def remove(self, location: str) -> None:
         """Remove an object, which may be missing."""
         ...
 
-    def explain_write(self, place: str) -> AbstractContextManager[None]:
+    def explain_write(self, location: str) -> AbstractContextManager[None]:
         """Translate the library's exceptions while it writes."""
         ...
 
@@ -387,17 +387,17 @@ class CachingStore:
         self.server = server
         self._copies = copies or LocalCopyCache()
 
-    def look(self, place: str) -> StoreEntry:
+    def look(self, location: str) -> StoreEntry:
         """Return the entry as it was at the first request of this session."""
-        if _leads_out(place):
+        if _leads_out(location):
             return None
         known = filesystem.current_session()
-        if place not in known.found:
-            parent, _, name = place.rpartition("/")
+        if location not in known.entries:
+            parent, _, name = location.rpartition("/")
             beside = known.names.get(parent)
             absent = beside is not None and beside != [] and name not in beside
-            known.found[place] = None if absent else self._ask(place, known.refused)
-        return known.found[place]
+            known.entries[location] = None if absent else self._ask(location, known.refused)
+        return known.entries[location]
 
     def _ask(self, location: str, refused: dict[str, NotFoundError]) -> StoreEntry:
         if location in refused:  # a retry, as in the libraries, takes many seconds
@@ -410,38 +410,38 @@ class CachingStore:
             refused[location] = error
             raise
 
-    def names(self, place: str) -> list[str]:
+    def names(self, path: str) -> list[str]:
         """Return the names in a folder as they were at the first request of this session.
 
         Raise LimitError if there are too many.
         """
-        if _leads_out(place):
+        if _leads_out(path):
             return []
         known, most = filesystem.current_session(), limits.current().folder_files
-        if place not in known.names:
+        if path not in known.names:
             for beside, error in known.refused.items():
-                if os.path.dirname(beside) == place and PERMITS_NOT not in error.message:
+                if os.path.dirname(beside) == path and PERMITS_NOT not in error.message:
                     raise error  # an unreachable server is not contacted again
-            listed = self.allowance.run(place, 0, functools.partial(self.server.names, place, most + 1))
-            known.names[place] = [name for name in listed if _is_name(name)] if len(listed) <= most else None
-        names = known.names[place]
+            listed = self.allowance.run(path, 0, functools.partial(self.server.names, path, most + 1))
+            known.names[path] = [name for name in listed if _is_name(name)] if len(listed) <= most else None
+        names = known.names[path]
         if names is None:
-            raise limits.limit_error("folder_files", "the folder has too many entries", None, file=place)
+            raise limits.limit_error("folder_files", "the folder has too many entries", None, file=path)
         return names
 
-    def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
+    def read(self, location: str, stat: FileStat, offset: int, length: int) -> bytes:
         """Return exactly these bytes."""
         if not length:
             return b""
-        here = self._copies.read(place, seen, offset, length)
-        return self.blocks.read(place, seen, offset, length) if here is None else here
+        here = self._copies.read(location, stat, offset, length)
+        return self.blocks.read(location, stat, offset, length) if here is None else here
 
-    def together(self, place: str, seen: FileStat, parts: list[tuple[int, int]]) -> list[bytes]:
+    def together(self, location: str, stat: FileStat, parts: list[tuple[int, int]]) -> list[bytes]:
         """Return the bytes of many parts, with sixteen parallel requests."""
         if len(parts) < 2:
-            return [self.read(place, seen, *part) for part in parts]
-        jobs = ((part[1], functools.partial(self._one, place, seen, *part)) for part in parts)
-        return list(self.allowance.run_all(place, jobs, _AT_ONCE))
+            return [self.read(location, stat, *part) for part in parts]
+        jobs = ((part[1], functools.partial(self._one, location, stat, *part)) for part in parts)
+        return list(self.allowance.run_all(location, jobs, _AT_ONCE))
 
     async def _one(self, location: str, stat: FileStat, offset: int, length: int) -> bytes:
         here = self._copies.read(location, stat, offset, length)
@@ -451,31 +451,31 @@ class CachingStore:
         part = functools.partial(self.server.part, location, stat, offset, length)
         return self.allowance.run(location, length, part)
 
-    def local(self, place: str, seen: FileStat, offset: int, length: int) -> int:
+    def local(self, location: str, stat: FileStat, offset: int, length: int) -> int:
         """Return a descriptor of a local file with these bytes at their offset."""
         note = (
-            f"fetched {format_size(length)} of {urls.display_url(place)} into a temporary file: this "
+            f"fetched {format_size(length)} of {urls.display_url(location)} into a temporary file: this "
             "format can be read only from a local file"
         )
-        read = functools.partial(self._part, place, seen)
-        return self._copies.descriptor(place, seen, (offset, length), read, note)
+        read = functools.partial(self._part, location, stat)
+        return self._copies.descriptor(location, stat, (offset, length), read, note)
 
     @contextlib.contextmanager
-    def upload(self, place: str, nbytes: int) -> Iterator[UploadStream]:
+    def upload(self, location: str, nbytes: int) -> Iterator[UploadStream]:
         """Yield a stream that fills an object, which is visible when the block ends without an error."""
         from ckpttool.core.remote_uploads import open_upload
 
         server = cast(WritableServer, self.server)
-        run = functools.partial(self._write, server, place)
-        with open_upload(server.upload(place), place, nbytes, run) as stream:
+        run = functools.partial(self._write, server, location)
+        with open_upload(server.upload(location), location, nbytes, run) as stream:
             yield stream
-        self._forget(place)
+        self._forget(location)
 
-    def remove(self, place: str) -> None:
+    def remove(self, location: str) -> None:
         """Remove an object, which may be missing."""
         server = cast(WritableServer, self.server)
-        self._write(server, place, functools.partial(server.remove, place))
-        self._forget(place)
+        self._write(server, location, functools.partial(server.remove, location))
+        self._forget(location)
 
     def _write(self, server: WritableServer, location: str, job: Job[Result]) -> Result:
         async def translated() -> Result:
@@ -488,7 +488,7 @@ class CachingStore:
         """Look anew at an object that this session has written, and at the folders that it is in."""
         known, folder = filesystem.current_session(), location
         while folder.count("/") > 2:
-            for answers in (known.found, known.refused, known.names):
+            for answers in (known.entries, known.refused, known.names):
                 answers.pop(folder, None)
             folder = os.path.dirname(folder)
 

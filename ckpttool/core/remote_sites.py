@@ -168,7 +168,7 @@ class HttpRequest(NamedTuple):
     (docs/decisions/0002-remote.md).
     """
 
-    place: str
+    location: str
     url: str
     headers: dict[str, str]
     form: dict[str, str] | None = None
@@ -182,11 +182,11 @@ async def fetch(request: HttpRequest, read: AnswerReader[Answer]) -> Answer:
     """
     for pause in (*_PAUSES, None):
         try:
-            with _translate_errors(request.place, last=pause is None):
+            with _translate_errors(request.location, last=pause is None):
                 return await _fetch_once(request, read)
         except _ServerBusyError:
             await asyncio.sleep(pause or 0)
-    raise NotFoundError("the server is busy", file=request.place)
+    raise NotFoundError("the server is busy", file=request.location)
 
 
 async def _fetch_once(request: HttpRequest, read: AnswerReader[Answer]) -> Answer:
@@ -197,14 +197,16 @@ async def _fetch_once(request: HttpRequest, read: AnswerReader[Answer]) -> Answe
     for _ in range(_REDIRECTS + 1):
         async with await _send(request, named, here, headers) as answer:
             if answer.status not in _REDIRECT_STATUSES or "Location" not in answer.headers:
-                return await _read_answer(request.place, answer, read)
-            target = _redirect_target(request.place, here, answer.headers["Location"])
+                return await _read_answer(request.location, answer, read)
+            target = _redirect_target(request.location, here, answer.headers["Location"])
         if target.origin() != here.origin():
             if request.stays:
-                raise UnsupportedError("refused to follow a redirect to another origin", file=request.place)
+                raise UnsupportedError(
+                    "refused to follow a redirect to another origin", file=request.location
+                )
             headers = {name: value for name, value in headers.items() if name.lower() in _FOR_ALL}
         here = target
-    raise NotFoundError("too many redirects", file=request.place)
+    raise NotFoundError("too many redirects", file=request.location)
 
 
 async def _send(
@@ -217,7 +219,7 @@ async def _send(
         try:
             require_public_name(here)
         except PrivateAddressError as error:
-            raise _private_address_error(request.place, error) from error
+            raise _private_address_error(request.location, error) from error
     system = _http_filesystem(public=not same and proxy is None, process=os.getpid())
     session: aiohttp.ClientSession = await system.set_session()
     return await session.request(
@@ -453,28 +455,28 @@ class Web:
         filesystem.mount_store(start, server.store)
         return location
 
-    async def look(self, place: str) -> StoreEntry:
+    async def look(self, location: str) -> StoreEntry:
         """Return the entry by requesting its first bytes; raise NotFoundError if it cannot be determined."""
         headers = {"Range": f"bytes=0-{HEAD - 1}"}
         return await fetch(
-            HttpRequest(place, self._url(place), headers), functools.partial(self._read_head, place)
+            HttpRequest(location, self._url(location), headers), functools.partial(self._read_head, location)
         )
 
-    async def names(self, place: str, most: int) -> list[str]:  # noqa: ARG002  # a page's length is its limit
+    async def names(self, path: str, most: int) -> list[str]:  # noqa: ARG002  # a page's length is its limit
         """Return the links of the folder's page that lead into the folder; none without a page."""
-        address, mark, query = self._url(place).partition("?")
+        address, mark, query = self._url(path).partition("?")
         try:
-            page = await fetch(HttpRequest(place, address.rstrip("/") + "/" + mark + query, {}), _read_page)
+            page = await fetch(HttpRequest(path, address.rstrip("/") + "/" + mark + query, {}), _read_page)
         except NotFoundError:
             return []
         links = (unquote(html.unescape(link).removeprefix("./")).rstrip("/") for link in _LINK.findall(page))
         return [name for name in dict.fromkeys(links) if not name.startswith(("?", "#"))]
 
-    async def part(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
+    async def part(self, location: str, stat: FileStat, offset: int, length: int) -> bytes:
         """Return exactly these bytes; raise ChangedError if the server's file changed."""
         headers = {"Range": f"bytes={offset}-{offset + length - 1}"}
-        read = functools.partial(self._read_part, place, seen, offset, length)
-        return await fetch(HttpRequest(place, self._url(place), headers), read)
+        read = functools.partial(self._read_part, location, stat, offset, length)
+        return await fetch(HttpRequest(location, self._url(location), headers), read)
 
     async def _read_head(self, location: str, answer: aiohttp.ClientResponse) -> StoreEntry:
         if answer.status in _GONE:
@@ -627,22 +629,22 @@ class ObjectStore:
         """Return the library's file system, without its cache of listings."""
         return fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True, **options)
 
-    async def look(self, place: str) -> StoreEntry:
+    async def look(self, location: str) -> StoreEntry:
         """Return the current entry; raise NotFoundError if it cannot be determined."""
         try:
-            with self._explained(place):
-                record = await self.info(place)
+            with self._explained(location):
+                record = await self.info(location)
         except FileNotFoundError as error:
             if "specified bucket does not exist" in str(error):  # a name may contain the phrase
-                raise NotFoundError("no such bucket", file=place) from error
+                raise NotFoundError("no such bucket", file=location) from error
             return None
         return "folder" if record.get("type") == "directory" else stat_from_info(record)
 
-    async def names(self, place: str, most: int) -> list[str]:
+    async def names(self, location: str, most: int) -> list[str]:
         """Return the names in a folder; a store with pages is queried for `most` of them."""
         try:
-            with self._explained(place):
-                names = await self.listed(place, most)
+            with self._explained(location):
+                names = await self.listed(location, most)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except NotFoundError as error:
@@ -652,60 +654,60 @@ class ObjectStore:
             raise
         return sorted({name.rstrip("/").rpartition("/")[2] for name in names})
 
-    async def part(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
+    async def part(self, path: str, stat: FileStat, offset: int, length: int) -> bytes:
         """Return exactly these bytes; raise ChangedError if another version exists now."""
         try:
-            with self._explained(place):
-                data = await self.bytes_of(place, seen, offset, length)
+            with self._explained(path):
+                data = await self.bytes_of(path, stat, offset, length)
         except FileNotFoundError as error:
-            raise ChangedError("the file changed or disappeared after it was listed", file=place) from error
+            raise ChangedError("the file changed or disappeared after it was listed", file=path) from error
         if len(data) != length:
             raise TruncatedError(
                 "the store returned a different number of bytes than requested",
-                file=place,
+                file=path,
                 offset=offset,
                 expected=f"{length:,}",
                 found=f"{len(data):,}",
             )
         return data
 
-    async def info(self, place: str) -> Mapping[str, Any]:
+    async def info(self, location: str) -> Mapping[str, Any]:
         """Return the library's current information; raise FileNotFoundError if there is nothing."""
-        record: Mapping[str, Any] = await self.call("info", place)
+        record: Mapping[str, Any] = await self.call("info", location)
         return record
 
-    async def listed(self, place: str, most: int) -> Iterable[str]:
+    async def listed(self, location: str, most: int) -> Iterable[str]:
         """Return full names of the entries of a folder."""
-        names: list[str] = await self.call("ls", place, detail=False)
+        names: list[str] = await self.call("ls", location, detail=False)
         return names[:most]
 
-    async def bytes_of(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
+    async def bytes_of(self, location: str, stat: FileStat, offset: int, length: int) -> bytes:
         """Return the store's data for the range."""
-        data: bytes = await self.call("cat_file", place, start=offset, end=offset + length)
-        require_same_version(place, seen, stat_from_info(await self.info(place)))
+        data: bytes = await self.call("cat_file", location, start=offset, end=offset + length)
+        require_same_version(location, stat, stat_from_info(await self.info(location)))
         return data
 
-    async def remove(self, place: str) -> None:
+    async def remove(self, location: str) -> None:
         """Remove an object, which may be missing."""
         with contextlib.suppress(FileNotFoundError):
-            await self.call("rm_file", place)
+            await self.call("rm_file", location)
 
     @contextlib.contextmanager
-    def explain_write(self, place: str) -> Iterator[None]:
+    def explain_write(self, location: str) -> Iterator[None]:
         """Translate a library's exceptions while it writes."""
         try:
-            with self._explained(place):
+            with self._explained(location):
                 yield
         except (FileNotFoundError, NotADirectoryError) as error:
             reason = "no such bucket, or another program has ended the upload"
-            raise NotFoundError(reason, file=place) from error
+            raise NotFoundError(reason, file=location) from error
         except NotFoundError as error:
             cause = error.__cause__
             denied = isinstance(cause, PermissionError) or "Credentials" in type(cause).__name__
             words = "the store denies write access" if denied else "cannot write to the store"
             if cause is None or isinstance(error, DeadlineError):
                 raise
-            raise NotFoundError(words, file=place, found=type(cause).__name__) from cause
+            raise NotFoundError(words, file=location, found=type(cause).__name__) from cause
 
     async def call(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the library, which has an underscore prefix where it is a coroutine."""
@@ -713,15 +715,15 @@ class ObjectStore:
             return await getattr(self.system, f"_{name}")(*arguments, **options)
         return getattr(self.system, name)(*arguments, **options)
 
-    def explain(self, error: Exception, place: str) -> CkpttoolError:
+    def explain(self, error: Exception, location: str) -> CkpttoolError:
         """Return the error for a library's exception."""
         if isinstance(error, PermissionError):
-            return NotFoundError(f"the store {PERMITS_NOT}", file=place)
+            return NotFoundError(f"the store {PERMITS_NOT}", file=location)
         if isinstance(error, TimeoutError):
-            return remote.deadline_error(place)
+            return remote.deadline_error(location)
         if isinstance(error, aiohttp.ClientPayloadError):
-            return TruncatedError("the store's response ended before all bytes arrived", file=place)
-        return NotFoundError("cannot read from the store", file=place, found=type(error).__name__)
+            return TruncatedError("the store's response ended before all bytes arrived", file=location)
+        return NotFoundError("cannot read from the store", file=location, found=type(error).__name__)
 
     @contextlib.contextmanager
     def _explained(self, location: str) -> Iterator[None]:
@@ -736,19 +738,19 @@ class ObjectStore:
             raise self.explain(error, location) from error
 
 
-def stat_from_info(found: Mapping[str, Any]) -> FileStat:
+def stat_from_info(info: Mapping[str, Any]) -> FileStat:
     """Return a file's identity from the store's information."""
-    version = next((found[name] for name in _VERSIONS if found.get(name)), "")
+    version = next((info[name] for name in _VERSIONS if info.get(name)), "")
     named = version.isoformat() if isinstance(version, datetime.datetime) else str(version)
-    changed = next((found[name] for name in _TIMES if isinstance(found.get(name), datetime.datetime)), None)
+    changed = next((info[name] for name in _TIMES if isinstance(info.get(name), datetime.datetime)), None)
     mtime_ns = 0 if changed is None else int(changed.timestamp()) * 10**9
-    return FileStat(int(found.get("size") or 0), mtime_ns, version_tag(named))
+    return FileStat(int(info.get("size") or 0), mtime_ns, version_tag(named))
 
 
-def require_same_version(place: str, seen: FileStat, now: FileStat) -> None:
+def require_same_version(location: str, stat: FileStat, now: FileStat) -> None:
     """Raise ChangedError unless both versions are the same."""
-    if now != seen:
-        raise ChangedError("the file changed after it was listed", file=place)
+    if now != stat:
+        raise ChangedError("the file changed after it was listed", file=location)
 
 
 class VersionedStore(ObjectStore):
@@ -766,27 +768,27 @@ class VersionedStore(ObjectStore):
         super().__init__(scheme)
         self._versions: OrderedDict[tuple[str, FileStat], str] = OrderedDict()
 
-    async def info(self, place: str) -> Mapping[str, Any]:
+    async def info(self, location: str) -> Mapping[str, Any]:
         """Return the object's information, and remember its version."""
-        record = await super().info(place)
+        record = await super().info(location)
         if record.get(self.version_key):
-            self.remember(place, stat_from_info(record), str(record[self.version_key]))
+            self.remember(location, stat_from_info(record), str(record[self.version_key]))
         return record
 
-    def remember(self, place: str, seen: FileStat, version: str) -> None:
+    def remember(self, location: str, stat: FileStat, version: str) -> None:
         """Record the listed version."""
-        self._versions[place, seen] = version
+        self._versions[location, stat] = version
         if len(self._versions) > _KEPT_VERSIONS:
             self._versions.popitem(last=False)
 
-    async def version(self, place: str, seen: FileStat) -> str | None:
+    async def version(self, location: str, stat: FileStat) -> str | None:
         """Return the listed version, possibly listed by another process; None if the store has none.
 
         Raise ChangedError if another version exists now.
         """
-        if (place, seen) not in self._versions:
-            require_same_version(place, seen, stat_from_info(await self.info(place)))
-        return self._versions.get((place, seen))
+        if (location, stat) not in self._versions:
+            require_same_version(location, stat, stat_from_info(await self.info(location)))
+        return self._versions.get((location, stat))
 
 
 class GS(VersionedStore):
@@ -835,25 +837,25 @@ class GS(VersionedStore):
     async def _on_exception(self, _: object, __: object, event: Any) -> None:
         self.lose(event.exception)
 
-    def explain(self, error: Exception, place: str) -> CkpttoolError:
+    def explain(self, error: Exception, location: str) -> CkpttoolError:
         """Return the error; a Forbidden response is denied access (gcsfs/retry.py, validate_response)."""
-        return super().explain(PermissionError() if str(error).startswith("Forbidden") else error, place)
+        return super().explain(PermissionError() if str(error).startswith("Forbidden") else error, location)
 
-    def upload(self, place: str) -> GSUpload:
+    def upload(self, location: str) -> GSUpload:
         """Return a resumable upload."""
-        return GSUpload(self.system, place)
+        return GSUpload(self.system, location)
 
-    async def listed(self, place: str, most: int) -> Iterable[str]:
+    async def listed(self, location: str, most: int) -> Iterable[str]:
         """Return full names, at most the requested number."""
-        names: list[str] = await self.call("ls", place, detail=False, max_results=most)
+        names: list[str] = await self.call("ls", location, detail=False, max_results=most)
         return names
 
-    async def bytes_of(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
+    async def bytes_of(self, path: str, stat: FileStat, offset: int, length: int) -> bytes:
         """Return the bytes of the listed generation."""
-        generation = await self.version(place, seen)
+        generation = await self.version(path, stat)
         if generation is None:
-            return await super().bytes_of(place, seen, offset, length)
-        data: bytes = await self.call("cat_file", f"{place}#{generation}", start=offset, end=offset + length)
+            return await super().bytes_of(path, stat, offset, length)
+        data: bytes = await self.call("cat_file", f"{path}#{generation}", start=offset, end=offset + length)
         return data
 
 
@@ -902,39 +904,39 @@ class S3(VersionedStore):
         public = {"anon": True} if self._anonymous else {}
         return super().open_system("s3", config_kwargs=settings, **public)
 
-    def explain(self, error: Exception, place: str) -> CkpttoolError:
+    def explain(self, error: Exception, location: str) -> CkpttoolError:
         """Return the error; recognise another version, a missing response and a redirect."""
         from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
 
         response = getattr(error.__cause__, "response", None) or {}
         if response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412:
-            return ChangedError("the file changed after it was listed", file=place)
+            return ChangedError("the file changed after it was listed", file=location)
         inner = getattr(error, "kwargs", {}).get("error")  # of a botocore.exceptions.HTTPClientError
         if isinstance(inner, UnsupportedError):
-            return NotFoundError(inner.message, file=place)
+            return NotFoundError(inner.message, file=location)
         timeout = isinstance(error, ConnectTimeoutError | ReadTimeoutError)
-        return super().explain(TimeoutError() if timeout else error, place)
+        return super().explain(TimeoutError() if timeout else error, location)
 
-    async def look(self, place: str) -> StoreEntry:
+    async def look(self, location: str) -> StoreEntry:
         """Return the current entry; the first call finds out whether there are keys."""
         from botocore.exceptions import NoCredentialsError
 
         try:
-            return await super().look(place)
+            return await super().look(location)
         except NotFoundError as error:
             if not isinstance(error.__cause__, NoCredentialsError):
                 raise
         self._anonymous = True
         self.system = self.open_system("s3")
-        return await super().look(place)
+        return await super().look(location)
 
-    def upload(self, place: str) -> S3Upload:
+    def upload(self, location: str) -> S3Upload:
         """Return a multipart upload."""
-        return S3Upload(self.system, place)
+        return S3Upload(self.system, location)
 
-    async def listed(self, place: str, most: int) -> Iterable[str]:
+    async def listed(self, location: str, most: int) -> Iterable[str]:
         """Return full names, one page per request."""
-        bucket, key, _ = self.system.split_path(place)
+        bucket, key, _ = self.system.split_path(location)
         prefix, names = f"{key.rstrip('/')}/" if key else "", list[str]()
         async for entry in self.system._iterdir(bucket, prefix=prefix):
             if entry["name"] != f"{bucket}/{prefix}":
@@ -943,14 +945,14 @@ class S3(VersionedStore):
                 break
         return names
 
-    async def bytes_of(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
+    async def bytes_of(self, location: str, stat: FileStat, offset: int, length: int) -> bytes:
         """Return the bytes of the listed ETag, which `cat_file` of s3fs cannot request."""
         from s3fs.core import _error_wrapper
 
-        version = await self.version(place, seen)
+        version = await self.version(location, stat)
         if version is None:
-            return await super().bytes_of(place, seen, offset, length)
-        bucket, key, _ = self.system.split_path(place)
+            return await super().bytes_of(location, stat, offset, length)
+        bucket, key, _ = self.system.split_path(location)
         conditions = {"Range": f"bytes={offset}-{offset + length - 1}", "IfMatch": version}
 
         async def read() -> bytes:
@@ -1027,50 +1029,50 @@ class HF(VersionedStore):
         self._endpoint = constants.ENDPOINT.rstrip("/")
         return constants
 
-    async def info(self, place: str) -> Mapping[str, Any]:
+    async def info(self, location: str) -> Mapping[str, Any]:
         """Return the file's size and blob in the commit that this session reads."""
-        file = _parse_hub_url(place)
-        commit = await self._commit(place, file)
+        file = _parse_hub_url(location)
+        commit = await self._commit(location, file)
         if not file.path:
             return {"type": "directory"}
         form = {"paths": file.path}
-        value, _ = await self._ask(place, self._api(file, f"paths-info/{quote(commit, '')}"), form)
-        entries = _require_entries(place, value)
+        value, _ = await self._ask(location, self._api(file, f"paths-info/{quote(commit, '')}"), form)
+        entries = _require_entries(location, value)
         if not entries:
-            raise FileNotFoundError(place)
+            raise FileNotFoundError(location)
         if entries[0].get("type") != "file":
             return {"type": "directory"}
         size, blob = entries[0].get("size"), entries[0].get("oid")
         if not isinstance(size, int) or not isinstance(blob, str) or size < 0:
             raise UnsupportedError(
-                "the hub returned neither the size nor the version of the file", file=place
+                "the hub returned neither the size nor the version of the file", file=location
             )
         fields = {"size": size, "blob_id": blob}
-        self.remember(place, stat_from_info(fields), commit)
+        self.remember(location, stat_from_info(fields), commit)
         return fields
 
-    async def listed(self, place: str, most: int) -> Iterable[str]:
+    async def listed(self, location: str, most: int) -> Iterable[str]:
         """Return the names, one page per request."""
-        file = _parse_hub_url(place)
-        where = f"tree/{quote(await self._commit(place, file), '')}"
+        file = _parse_hub_url(location)
+        where = f"tree/{quote(await self._commit(location, file), '')}"
         following: str | None = self._api(file, where + (file.path and f"/{quote(file.path, '')}"))
         rows: list[dict[str, Any]] = []
         while following is not None and len(rows) < most:
-            value, following = await self._ask(place, following)
-            rows += _require_entries(place, value)
+            value, following = await self._ask(location, following)
+            rows += _require_entries(location, value)
         return [str(row.get("path", "")) for row in rows[:most]]
 
-    async def bytes_of(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
+    async def bytes_of(self, location: str, stat: FileStat, offset: int, length: int) -> bytes:
         """Return the bytes of the file in a commit, requested and checked like any web server's."""
         from huggingface_hub import hf_hub_url
 
-        file, commit = _parse_hub_url(place), await self.version(place, seen)
+        file, commit = _parse_hub_url(location), await self.version(location, stat)
         url = hf_hub_url(
             file.repository, file.path, repo_type=file.kind, revision=commit, endpoint=self._endpoint
         )
         headers = {**self._headers, "Range": f"bytes={offset}-{offset + length - 1}"}
-        read = functools.partial(_read_hub_part, place, seen, offset, length)
-        return await fetch(HttpRequest(place, url, headers), read)
+        read = functools.partial(_read_hub_part, location, stat, offset, length)
+        return await fetch(HttpRequest(location, url, headers), read)
 
     def _api(self, file: _HubPath, rest: str) -> str:
         """Return the URL of the hub's API for a query about a repository."""

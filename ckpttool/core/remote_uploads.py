@@ -41,10 +41,10 @@ def encode_crc(crc: int) -> str:
     return base64.b64encode(crc.to_bytes(4, "big")).decode()
 
 
-def require_same_bytes(place: str, *, same: bool) -> None:
+def require_same_bytes(location: str, *, same: bool) -> None:
     """Raise ChangedError unless the store confirmed the checksum of what was sent."""
     if not same:
-        raise ChangedError("the store received other bytes than were sent", file=place)
+        raise ChangedError("the store received other bytes than were sent", file=location)
 
 
 class UploadStream(RawIOBase):
@@ -54,9 +54,9 @@ class UploadStream(RawIOBase):
     so that the bytes of any of them can be compared without reading them back.
     """
 
-    def __init__(self, place: str, upload: Upload, run: Runner, lane: WorkerThread, part: int) -> None:
+    def __init__(self, location: str, upload: Upload, run: Runner, lane: WorkerThread, part: int) -> None:
         """Send to `upload` in parts of `part` bytes by `run`."""
-        self.name = place
+        self.name = location
         self._upload, self._run, self._lane, self._part = upload, run, lane, part
         self._buffer = bytearray()
         self._number = 0
@@ -106,12 +106,12 @@ class UploadStream(RawIOBase):
 
 
 @contextlib.contextmanager
-def open_upload(upload: Upload, place: str, nbytes: int, run: Runner) -> Iterator[UploadStream]:
+def open_upload(upload: Upload, location: str, nbytes: int, run: Runner) -> Iterator[UploadStream]:
     """Yield a stream for an object of about that size; it is visible when the block ends without an error."""
     part = PART * max(1, -(-nbytes * 2 // (PART * _PARTS)))
     with WorkerThread(backlog=part) as lane:
         run(upload.begin)
-        stream = UploadStream(place, upload, run, lane, part)
+        stream = UploadStream(location, upload, run, lane, part)
         yield stream
         stream.complete()
 
@@ -145,10 +145,10 @@ def _multiply(one: int, other: int) -> int:
 class S3Upload:
     """A multipart upload to S3, with a CRC-32C of each part that the service verifies."""
 
-    def __init__(self, system: Any, place: str) -> None:
-        """Write to the object at `place` through s3fs's file system."""
-        self._system, self._place = system, place
-        bucket, key, _ = system.split_path(place)
+    def __init__(self, system: Any, location: str) -> None:
+        """Write to the object at `location` through s3fs's file system."""
+        self._system, self._target = system, location
+        bucket, key, _ = system.split_path(location)
         self._object = {"Bucket": bucket, "Key": key}
         self._id = ""
         self._known: dict[int, SentPart] = {}
@@ -190,7 +190,7 @@ class S3Upload:
                 ChecksumCRC32C=encode_crc(crc),
             )
             known = SentPart(number, len(data), answer["ETag"], answer.get("ChecksumCRC32C", ""))
-            require_same_bytes(self._place, same=_is_confirmed(known, data, crc))
+            require_same_bytes(self._target, same=_is_confirmed(known, data, crc))
         self._sent.append(known)
 
     async def finish(self, crc: int) -> None:  # noqa: ARG002  # each part has its own
@@ -224,10 +224,10 @@ class GSUpload:
     Its address is a secret that is nowhere kept, so another program begins the object anew.
     """
 
-    def __init__(self, system: Any, place: str) -> None:
-        """Write to the object at `place` through gcsfs's file system."""
-        self._system, self._place = system, place
-        self._bucket, self._key, _ = system.split_path(place)
+    def __init__(self, system: Any, location: str) -> None:
+        """Write to the object at `location` through gcsfs's file system."""
+        self._system, self._target = system, location
+        self._bucket, self._key, _ = system.split_path(location)
         self._location, self._done = "", 0
         self._answer: dict[str, Any] = {}
 
@@ -250,15 +250,15 @@ class GSUpload:
             self._answer = value if isinstance(value, dict) else {}
         else:
             kept = str(reply.get("Range", "")).rpartition("-")[2]
-            require_same_bytes(self._place, same=kept == str(end - 1))
+            require_same_bytes(self._target, same=kept == str(end - 1))
         self._done = end
 
     async def finish(self, crc: int) -> None:
         """Compare the object's checksum; remove an object of other bytes."""
         same = (self._answer.get("crc32c"), self._answer.get("size")) == (encode_crc(crc), str(self._done))
         if not same:
-            await self._system._rm_file(self._place)
-        require_same_bytes(self._place, same=same)
+            await self._system._rm_file(self._target)
+        require_same_bytes(self._target, same=same)
 
     async def _call(self, *words: Any, **options: Any) -> Any:
         return await self._system._call(*words, **options)

@@ -611,7 +611,7 @@ def entries_to_json(entries: Iterable[LedgerEntry]) -> list[dict[str, Any]]:
     return [entry.document() for entry in entries]
 
 
-def parse_entries(found: Iterable[Mapping[str, Any]]) -> LedgerEntries:
+def parse_entries(documents: Iterable[Mapping[str, Any]]) -> LedgerEntries:
     """Return the entries of a JSON array made by `entries_to_json`."""
     names = [field.name for field in dataclasses.fields(LedgerEntry) if field.name != "beside"]
 
@@ -619,7 +619,7 @@ def parse_entries(found: Iterable[Mapping[str, Any]]) -> LedgerEntries:
         beside = row["concerns"] == "playing" and row["use"] != "cannot be known"
         return LedgerEntry(**{name: row[name] for name in names}, beside=beside)
 
-    return tuple(parse(row) for row in found)
+    return tuple(parse(row) for row in documents)
 
 
 def describe_entries(entries: Iterable[LedgerEntry]) -> list[str]:

@@ -136,14 +136,14 @@ class File(NamedTuple):
         return cls(path, *_stat_identity(status))
 
     @property
-    def seen(self) -> filesystem.FileStat:
+    def recorded_stat(self) -> filesystem.FileStat:
         """Entry of a remote file in its store."""
         return filesystem.FileStat(*self[1:4])
 
     def require_unchanged(self) -> None:
         """Raise ChangedError if the file changed after it was listed; call after reading all of it."""
         if (elsewhere := filesystem.find_store(self.path)) is not None:
-            if elsewhere.look(self.path) != self.seen:
+            if elsewhere.look(self.path) != self.recorded_stat:
                 raise ChangedError("the file changed while it was read", file=self.path)
             return
         try:
@@ -176,7 +176,7 @@ class File(NamedTuple):
         """Return `length` bytes from `offset`; raise ChangedError if the file changed after it was listed."""
         if (elsewhere := filesystem.find_store(self.path)) is not None:
             self.require(offset, length)
-            data = elsewhere.read(self.path, self.seen, offset, length)
+            data = elsewhere.read(self.path, self.recorded_stat, offset, length)
             return _require_complete(data, length, self.path, offset)
         with self.opened(offset, length) as descriptor:
             return _read_exactly(descriptor, offset, length, self.path)
@@ -189,7 +189,7 @@ class File(NamedTuple):
         requested = list(parts)
         for part in requested:
             self.require(*part)
-        pieces = elsewhere.together(self.path, self.seen, requested)
+        pieces = elsewhere.together(self.path, self.recorded_stat, requested)
         for (offset, length), data in zip(requested, pieces, strict=True):
             yield _require_complete(data, length, self.path, offset)
 
@@ -273,7 +273,7 @@ class _OpenFile:
         if kept and (known := kept.get(self._file)) is not None:
             self._descriptor, self._closes = known, False
         elif (elsewhere := filesystem.find_store(path)) is not None:
-            self._descriptor = elsewhere.local(path, self._file.seen, self._offset, self._length)
+            self._descriptor = elsewhere.local(path, self._file.recorded_stat, self._offset, self._length)
             return self._descriptor
         else:
             try:

@@ -55,24 +55,24 @@ def normalize_chain(text: str) -> str | None:
     return "::".join([text, *reversed(links)])
 
 
-def split_chain(place: str) -> list[str]:
+def split_chain(location: str) -> list[str]:
     """Return the links of a chain, outermost first; a single one for a plain path."""
-    return _LINK.split(place)
+    return _LINK.split(location)
 
 
-def display_url(place: str) -> str:
+def display_url(location: str) -> str:
     """Return the name in the form that people write, without secrets.
 
     Secrets are a user's name and password and, for http, the query and the fragment, where signed
     URLs have their signature.
     """
-    if "://" not in place:
-        return _COPIES.get(place, place)
+    if "://" not in location:
+        return _COPIES.get(location, location)
     typed: list[str] = []
-    while place.startswith(_ARCHIVES) and "::" in place:
-        link, _, place = place.partition("::")
+    while location.startswith(_ARCHIVES) and "::" in location:
+        link, _, location = location.partition("::")
         typed.append(link)
-    return "::".join(map(_redact_link, [*typed, *reversed(split_chain(place))]))
+    return "::".join(map(_redact_link, [*typed, *reversed(split_chain(location))]))
 
 
 def name_copy(path: str, name: str) -> None:

@@ -172,7 +172,7 @@ class SignatureRunner(TensorFlowRunner):
         outputs = [value.name for value in self._graph.outputs]
         grouped = LayerGrouping(operations, constants, weights, outputs).layers()
         self._groups = {layer.path: layer for layer in grouped}
-        for name in dict.fromkeys(name for layer in grouped for name in layer.held):
+        for name in dict.fromkeys(name for layer in grouped for name in layer.stored):
             title = titles.get(name.partition(":")[0], name).partition(":")[0].rpartition("/")[2]
             if title.startswith(("Variable", "unknown")):
                 rank = len(self._graph.graph.get_tensor_by_name(name).shape)
@@ -195,7 +195,7 @@ class SignatureRunner(TensorFlowRunner):
     def _named(self, layer: GraphLayer) -> dict[str, str]:
         """Return the constants of a layer by the names of their variables."""
         constants: dict[str, str] = {}
-        for name in layer.held:
+        for name in layer.stored:
             title = self._held[name]
             constants[title if title not in constants else f"{title}_{len(constants)}"] = name
         return constants
