@@ -77,36 +77,36 @@ class ArchiveStore:
         members = self._members(self._file())
         return (member[len(below) :].partition("/")[0] for member in members if member.startswith(below))
 
-    def read(self, path: str, seen: FileStat, offset: int, length: int) -> bytes:
+    def read(self, path: str, stat: FileStat, offset: int, length: int) -> bytes:
         """Return these bytes; raise ChangedError if the archive changed after it was listed."""
-        source = self._member(path, seen).source
+        source = self._member(path, stat).source
         if isinstance(source, Span):
             return source.file.read(source.offset + offset, length)
         if isinstance(source, UnpackedSpan):
             if filesystem.find_store(source.file.path) is None:
                 source.file.require_unchanged()
             return filesystem.read_at(source.copy.descriptor, length, source.offset + offset)
-        piece = self._copies.read(path, seen, offset, length)
+        piece = self._copies.read(path, stat, offset, length)
         if piece is None:
             data = source.read()
-            self._copies.add(path, seen, 0, len(data), [data])
+            self._copies.add(path, stat, 0, len(data), [data])
             piece = data[offset : offset + length]
         return piece
 
-    def together(self, path: str, seen: FileStat, parts: list[tuple[int, int]]) -> list[bytes]:
+    def together(self, path: str, stat: FileStat, parts: list[tuple[int, int]]) -> list[bytes]:
         """Return the bytes of many parts."""
-        source = self._member(path, seen).source
+        source = self._member(path, stat).source
         if isinstance(source, Span):
             return list(source.file.together((source.offset + at, length) for at, length in parts))
-        return [self.read(path, seen, *part) for part in parts]
+        return [self.read(path, stat, *part) for part in parts]
 
-    def local(self, path: str, seen: FileStat, offset: int, length: int) -> int:
+    def local(self, path: str, stat: FileStat, offset: int, length: int) -> int:
         """Return a descriptor of a local file with these bytes at their offset."""
         fetched = f"fetched {format_size(length)} of {urls.display_url(path)}"
         elsewhere = filesystem.find_store(self._outer) is not None
         note = f"{fetched}: this format can be read only from a local file" if elsewhere else None
-        read = functools.partial(self.read, path, seen)
-        return self._copies.descriptor(path, seen, (offset, length), read, note)
+        read = functools.partial(self.read, path, stat)
+        return self._copies.descriptor(path, stat, (offset, length), read, note)
 
     def _member(self, path: str, stat: FileStat) -> ArchiveMember:
         members = self._members(self._file()) if self._listed is None else self._listed[1]

@@ -177,7 +177,7 @@ class ZipWindow(NamedTuple):
             return self.file.read(self.start + offset, room)
         return filesystem.read_at(self.descriptor, room, self.start + offset)
 
-    def each(self, runs: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+    def entries(self, runs: Iterable[tuple[int, int]]) -> Iterator[bytes]:
         """Yield the result of `read` for pairs of length and offset."""
         if self.descriptor is None:
             room = ((self.start + at, max(0, min(length, self.size - at))) for length, at in runs)
@@ -501,7 +501,7 @@ def _iter_local_headers(
     Headers that are close together are read in one request.
     """
     runs = list(_iter_header_runs(ordered, stop, _NEAR if window.descriptor is not None else _NEAR_ELSEWHERE))
-    for (base, _, members), data in zip(runs, window.each((run[1], run[0]) for run in runs), strict=True):
+    for (base, _, members), data in zip(runs, window.entries((run[1], run[0]) for run in runs), strict=True):
         for entry in members:
             yield entry, data, entry.header - base
 
@@ -656,7 +656,7 @@ class _ArchiveCache:
     """
 
     def __init__(self) -> None:
-        self._found: OrderedDict[tuple[File, int, int, Limits], ZipArchive] = OrderedDict()
+        self._archives: OrderedDict[tuple[File, int, int, Limits], ZipArchive] = OrderedDict()
         self._members = 0
         self._lock = Lock()
 
@@ -664,16 +664,16 @@ class _ArchiveCache:
         """Return the archive in this range; raise like `read_zip`."""
         key = (file, start, size, allowed)
         with self._lock:
-            if (cached := self._found.get(key)) is not None:
-                self._found.move_to_end(key)
+            if (cached := self._archives.get(key)) is not None:
+                self._archives.move_to_end(key)
                 return cached
         archive = _read_archive(file, start, size)
         with self._lock:
-            if key not in self._found:
-                self._found[key] = archive
+            if key not in self._archives:
+                self._archives[key] = archive
                 self._members += len(archive.members)
-            while len(self._found) > 2 and (self._members > _MEMBERS or len(self._found) > _ARCHIVES):
-                _, oldest = self._found.popitem(last=False)
+            while len(self._archives) > 2 and (self._members > _MEMBERS or len(self._archives) > _ARCHIVES):
+                _, oldest = self._archives.popitem(last=False)
                 self._members -= len(oldest.members)
         return archive
 

@@ -98,14 +98,14 @@ def _item_width(code: str) -> int:
     return int(code[1:]) * _WIDE.get(code[0], 1)
 
 
-def list_npz(archive: ZipArchive, wanted: Iterable[str] | None = None) -> Mapping[str, NpyArray]:
+def list_npz(archive: ZipArchive, names: Iterable[str] | None = None) -> Mapping[str, NpyArray]:
     """Return an .npz archive's arrays by name, without `.npy`, in archive order.
 
-    `wanted` are the members to read, by default all. Raise FormatError for a member that is not an
+    `names` are the members to read, by default all. Raise FormatError for a member that is not an
     array and for duplicate names.
     """
     arrays: dict[str, NpyArray] = {}
-    for member in archive.members if wanted is None else wanted:
+    for member in archive.members if names is None else names:
         name = member.removesuffix(SUFFIX)
         if name in arrays:
             raise FormatError(f"two arrays are named {name!r}", file=archive.file.path)

@@ -335,12 +335,12 @@ def reach_functions(
         spend(len(value))
         inner: Iterable[object] = value
         if isinstance(value, dict):
-            inner = [each for name, each in value.items() if type(name) is not str or name not in _ATTRIBUTES]
+            inner = [item for name, item in value.items() if type(name) is not str or name not in _ATTRIBUTES]
         # Nearly every call of a checkpoint has only numbers.
         if not _SEARCHED.isdisjoint(map(type, inner)):
-            for each in inner:
-                if type(each) in _SEARCHED:
-                    reach_functions(each, spend, reach, depth + 1)
+            for item in inner:
+                if type(item) in _SEARCHED:
+                    reach_functions(item, spend, reach, depth + 1)
 
 
 _CONTAINERS = (tuple, list, dict)

@@ -299,7 +299,7 @@ class PickleMachine:
                 value = self.built(name.builder, args)
                 if value is not NotImplemented:
                     if type(value) is PickleObject:
-                        self._made(name, function, value)
+                        self._created(name, function, value)
                     return value
             name.judge(judge_call(function, (*args, kwargs) if kwargs else args, new=new))
         else:
@@ -317,7 +317,7 @@ class PickleMachine:
         if reached is not None:
             self._judge_reached(reached)
 
-    def _made(self, name: NameUsage, function: Global, value: PickleObject) -> None:
+    def _created(self, name: NameUsage, function: Global, value: PickleObject) -> None:
         # copyreg's helpers create an instance of the class in their arguments, as the opcode NEWOBJ does.
         helper = function.module == "copyreg"
         if not helper:

@@ -111,14 +111,14 @@ class Dict(dict[Any, Any]):
 
 
 class Set(list[Any]):
-    """Items of a set in file order; `seen` has the identity of each (see value_identity)."""
+    """Items of a set in file order; `visited` has the identity of each (see value_identity)."""
 
-    __slots__ = ("name", "seen")
+    __slots__ = ("name", "visited")
 
     def __init__(self, name: str, items: list[Any] | tuple[Any, ...] = ()) -> None:
         super().__init__(items)
         self.name = name
-        self.seen: set[Any] = set()
+        self.visited: set[Any] = set()
 
     def add(self, items: list[Any] | tuple[Any, ...]) -> None:
         """Add new items; raise FormatError for one that no set can contain."""
@@ -128,9 +128,9 @@ class Set(list[Any]):
                 raise FormatError(f"a {type(item).__name__} is an item of a set")
             if is_plain(item):
                 name = value_identity(item)
-                if name in self.seen:
+                if name in self.visited:
                     continue
-                self.seen.add(name)
+                self.visited.add(name)
             self.append(item)
 
 
@@ -147,13 +147,13 @@ class KeyTracker:
     `target` is the dict, kept alive so that its id stays unique.
     """
 
-    __slots__ = ("hashes", "seen", "target")
+    __slots__ = ("hashes", "keys", "target")
 
     def __init__(self, target: dict[Any, Any]) -> None:
         """Count the keys that the dict already has."""
         self.target = target
         self.hashes: dict[int, int] = {}
-        self.seen = {value_identity(key) for key in target if is_plain(key)}
+        self.keys = {value_identity(key) for key in target if is_plain(key)}
 
     def keep(self, value: Any, most: int) -> Any:
         """Return the value, or an OpaqueKey after `most` such keys or too many with the same hash.
@@ -166,12 +166,12 @@ class KeyTracker:
             count = self.hashes.get(number, 0)
             if count < _SAME:
                 self.hashes[number] = count + 1
-                self.seen.add(value_identity(value))
+                self.keys.add(value_identity(value))
                 return value
         name = value_identity(value)
-        if name in self.seen:
+        if name in self.keys:
             raise FormatError("a dict in the pickle has the same key twice")
-        self.seen.add(name)
+        self.keys.add(name)
         return OpaqueKey(value)
 
 
@@ -431,19 +431,19 @@ class ArrayContents(NamedTuple):
 class Array(StatefulValue):
     """An array; its state is (version, shape, dtype, order, data), or the same without the version."""
 
-    held: ArrayContents | None = None
-    given: bool = False
+    contents: ArrayContents | None = None
+    is_given: bool = False
 
     @property
     def hashable(self) -> bool:
         """Whether it can be a dict key, as a scalar can."""
-        return self.held is not None and not self.held.shape
+        return self.contents is not None and not self.contents.shape
 
     def set_state(self, state: Any) -> None:
         """Set the contents; raise FormatError for a state that NumPy rejects or treats inconsistently."""
-        if self.given:
+        if self.is_given:
             raise FormatError("the data of a numpy array is set twice")
-        self.given = True
+        self.is_given = True
         if type(state) is not tuple or len(state) not in (4, 5):
             raise FormatError("a numpy array has a state that NumPy does not write")
         version = state[0] if len(state) == 5 else 0
@@ -459,13 +459,13 @@ class Array(StatefulValue):
         if type(fortran) not in (bool, int) or fortran not in (0, 1):
             raise FormatError("a numpy array's order is neither C nor Fortran", found=repr(fortran)[:_SHOWN])
         # A dtype of another package (ml_dtypes, JAX) is a class; its items are unknown.
-        self.held = (
+        self.contents = (
             _make_contents(kind, shape, bool(fortran), data) if isinstance(kind, PickledDType) else None
         )
 
     def parts(self) -> ArrayContents | None:
         """Return the contents; None if only the class is known."""
-        contents = self.held
+        contents = self.contents
         if contents is not None and isinstance(contents.data, list):
             # The list may have grown since NumPy read it.
             _require_filled_shape(contents.type, contents.shape, contents.data)
