@@ -100,9 +100,9 @@ def _find_backup(path: str) -> CheckpointLocation | None:
     return None
 
 
-def read_location(found: CheckpointLocation) -> Checkpoint:
+def read_location(location: CheckpointLocation) -> Checkpoint:
     """List the checkpoint; add the code in its files to the audit by its format."""
-    checkpoint = add_code_scan(found.format.read(found.location))
+    checkpoint = add_code_scan(location.format.read(location.location))
     return replace(checkpoint, code_references=apply_allowed(checkpoint.code_references))
 
 

@@ -632,7 +632,7 @@ _MOST = (1 << 63) - 1
 _Entry = TypeVar("_Entry", Hdf5Group, Hdf5Dataset)
 
 
-def index_from_records(base: Storage, found: Mapping[str, Any]) -> Hdf5Index:
+def index_from_records(base: Storage, records: Mapping[str, Any]) -> Hdf5Index:
     """Return the listing of the HDF5 file in `base` as records.
 
     Raise FormatError for invalid values, for data outside the file, and for bytes that are shared by
@@ -640,12 +640,12 @@ def index_from_records(base: Storage, found: Mapping[str, Any]) -> Hdf5Index:
     """
     judge = _EntryValidator(base)
     try:
-        groups = _index_by_path([judge.group(entry) for entry in found["groups"]])
-        datasets = _index_by_path([judge.dataset(*row) for row in enumerate(found["datasets"])])
+        groups = _index_by_path([judge.group(entry) for entry in records["groups"]])
+        datasets = _index_by_path([judge.dataset(*row) for row in enumerate(records["datasets"])])
         if "" not in groups or groups.keys() & datasets.keys():
             raise ValueError("a group and a dataset have the same name")
-        same = {_require_text(name): _require_text(first) for name, first in found["same"]}
-        notes = tuple(_require_text(note) for note in found["notes"])
+        same = {_require_text(name): _require_text(first) for name, first in records["same"]}
+        notes = tuple(_require_text(note) for note in records["notes"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FormatError("the list of the file's datasets is invalid", file=judge.file) from error
     judge.require_apart()

@@ -251,7 +251,7 @@ class Hdf5Walk:
         self.datasets: list[Hdf5DatasetRecord] = []
         self.same: list[tuple[str, str]] = []
         self.notes: list[str] = []
-        self.seen: dict[int, str] = {}
+        self.visited: dict[int, str] = {}
         self.addresses: dict[str, int] = {}
         self.chunks = 0
 
@@ -259,7 +259,7 @@ class Hdf5Walk:
         """Walk from the root over hard links, visiting each object once."""
         root = self.h5py.h5g.open(self.file.id, b"/")
         stack: list[tuple[Any, str, int]] = [(root, "", 0)]
-        self.seen[self._address(root)] = ""
+        self.visited[self._address(root)] = ""
         self.addresses[""] = self._address(root)
         while stack:
             group, path, depth = stack.pop()
@@ -304,13 +304,13 @@ class Hdf5Walk:
                 what = "soft link" if kind == h5py.h5l.TYPE_SOFT else "link of an unknown kind"
                 self.notes.append(f"{name} is a {what}, which is not followed")
                 continue
-            self._count(len(self.seen) + 1, "objects")
+            self._count(len(self.visited) + 1, "objects")
             child = h5py.h5o.open(group, raw)
             address = self._address(child)
-            if address in self.seen:
-                self.same.append((name, self.seen[address]))
+            if address in self.visited:
+                self.same.append((name, self.visited[address]))
                 continue
-            self.seen[address] = name
+            self.visited[address] = name
             if isinstance(child, h5py.h5d.DatasetID):
                 self._dataset(child, name, address)
             elif isinstance(child, h5py.h5g.GroupID):
@@ -476,20 +476,20 @@ class StopWalk(Exception):  # noqa: N818  # it ends a walk
 class Hdf5DigestWalk(Hdf5Walk):
     """A walk that reads chunked datasets through the library, starting at dataset number `first`.
 
-    It stops after `most` bytes; the first is read regardless of its size. `found` are the numbers and
+    It stops after `most` bytes; the first is read regardless of its size. `records` are the numbers and
     digests.
     """
 
     def __init__(self, file: Any, first: int, most: int) -> None:
         super().__init__(file)
         self.first, self.left = first, most
-        self.found: list[tuple[int, str]] = []
+        self.records: list[tuple[int, str]] = []
 
     def digests(self) -> dict[str, list[tuple[int, str]]]:
         """Return the digests; the first dataset's errors are raised, those of others end the walk."""
         with contextlib.suppress(StopWalk):
             self.document()
-        return {"digests": self.found}
+        return {"digests": self.records}
 
     def _list(self, dataset: Any, entry: Hdf5DatasetRecord) -> None:
         number = len(self.datasets)
@@ -500,7 +500,7 @@ class Hdf5DigestWalk(Hdf5Walk):
         if number > self.first and self.left < 0:
             raise StopWalk
         try:
-            self.found.append((number, digest_dataset(self.h5py, dataset, entry["chunk"])))
+            self.records.append((number, digest_dataset(self.h5py, dataset, entry["chunk"])))
         except (OSError, RuntimeError, ValueError, MemoryError) as error:
             if number > self.first:
                 raise StopWalk from error

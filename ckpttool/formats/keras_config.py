@@ -116,10 +116,10 @@ def audit_attributes(index: Hdf5Index) -> ConfigAudit:
     )
 
 
-def merge_audits(found: Iterable[ConfigAudit]) -> ConfigAudit:
+def merge_audits(audits: Iterable[ConfigAudit]) -> ConfigAudit:
     """Merge several records into one."""
-    every = list(found)
-    unjudged = dict.fromkeys(each for one in every for each in one.unjudged)
+    every = list(audits)
+    unjudged = dict.fromkeys(name for one in every for name in one.unjudged)
     return ConfigAudit(merge_references(*(one.code_references for one in every)), tuple(unjudged))
 
 
@@ -563,16 +563,16 @@ def parse_config(data: bytes | str | None, what: str) -> tuple[dict[str, Any], t
         return {}, (f"{error.message}; layer information is not available",)
 
 
-def config_of(found: Any) -> KerasConfig:
+def config_of(value: Any) -> KerasConfig:
     """Return class and settings of a serialized object; empty for anything else."""
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         return NOTHING
-    cls, settings = found.get("class_name"), found.get("config")
+    cls, settings = value.get("class_name"), value.get("config")
     if isinstance(settings, list):  # a Keras 1 or early Keras 2 Sequential
         settings = {"layers": settings}
     if not isinstance(cls, str) or not isinstance(settings, dict):
         return NOTHING
-    return KerasConfig(class_name(cls[:MAX_TEXT]), settings, has_foreign_class(found))
+    return KerasConfig(class_name(cls[:MAX_TEXT]), settings, has_foreign_class(value))
 
 
 def note_lambdas(root: KerasConfig) -> tuple[str, ...]:

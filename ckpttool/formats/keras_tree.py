@@ -413,12 +413,12 @@ def _has_normalized_kernel(node: KerasNode) -> bool:
     return kernel == layer.variables[0].shape and row == (1, *kernel[-1:])
 
 
-def is_modules(found: Hdf5Index) -> bool:
+def is_modules(result: Hdf5Index) -> bool:
     """Return whether any group belongs to Keras 3."""
-    return any(path == VARS or path.endswith(f"/{VARS}") for path in found.groups)
+    return any(path == VARS or path.endswith(f"/{VARS}") for path in result.groups)
 
 
-def build_nodes(found: Hdf5Index) -> tuple[KerasNode, list[Hdf5Dataset]]:
+def build_nodes(result: Hdf5Index) -> tuple[KerasNode, list[Hdf5Dataset]]:
     """Return the root of the stored objects, and the datasets outside all of them.
 
     Source: keras/src/saving/saving_lib.py (_save_state, _save_container_state, H5IOStore). Layers of a
@@ -427,7 +427,7 @@ def build_nodes(found: Hdf5Index) -> tuple[KerasNode, list[Hdf5Dataset]]:
     """
     nodes: dict[str, KerasNode] = {"": KerasNode("", ())}
     strays = []
-    for position, group in enumerate(found.groups.values()):
+    for position, group in enumerate(result.groups.values()):
         parent, _, last = group.path.rpartition("/")
         if not group.path:
             continue
@@ -438,12 +438,12 @@ def build_nodes(found: Hdf5Index) -> tuple[KerasNode, list[Hdf5Dataset]]:
             nodes[parent].slots = read_names(group, SLOTS)
         elif parent in nodes:
             # Without creation order the file order is alphabetical; older objects have lower addresses.
-            ordered = found.groups[parent].ordered
+            ordered = result.groups[parent].ordered
             node = nodes[group.path] = KerasNode(
                 group.path, (position,) if ordered else (group.address, position)
             )
             nodes[parent].below[last] = node
-    for dataset in found.datasets.values():
+    for dataset in result.datasets.values():
         owner, _, last = dataset.path.rpartition("/")
         parent, _, group_name = owner.rpartition("/")
         if group_name == VARS and parent in nodes:
@@ -466,14 +466,14 @@ def _number(name: str) -> tuple[bool, int, str]:
 class KerasMember(NamedTuple):
     """A child object: its node, its path relative to the parent, its class and settings.
 
-    `place` is its position in the model's configuration, `container` the group of the list that
+    `position` is its position in the model's configuration, `container` the group of the list that
     contains it.
     """
 
     node: KerasNode
     steps: Path
     config: KerasConfig
-    place: int = UNPLACED
+    position: int = UNPLACED
     container: str | None = None
 
 
@@ -586,14 +586,14 @@ class KerasWalk:
         self, members: list[KerasMember], path: Path, cls: str | None, *, configured: bool
     ) -> list[KerasMember]:
         """Return the members in the order in which the object lists their variables, if it is known."""
-        members = sorted(members, key=lambda member: (member.place, member.node.rank))
+        members = sorted(members, key=lambda member: (member.position, member.node.rank))
         if cls in keras_config.ATTENTION or cls == "Bidirectional":
             return sorted(
                 members,
                 key=lambda name: keras_config.PARTS.get(str(name.steps[-1].value), len(keras_config.PARTS)),
             )
         holders = [m for m in members if m.node.holds and not self._is_apart(m.node)]
-        if len(holders) < 2 or (configured and all(m.place < UNPLACED for m in holders)):
+        if len(holders) < 2 or (configured and all(m.position < UNPLACED for m in holders)):
             return members
         if len({m.container for m in holders}) == 1 and holders[0].container is not None:
             if _numbers_agree(holders):
@@ -772,11 +772,11 @@ def optimizer_class(name: str | None) -> str | None:
     return _CLASSES.get(snake_case(split_number(name)[0])) if name else None
 
 
-def optimizer_config(found: object) -> KerasConfig:
+def optimizer_config(value: object) -> KerasConfig:
     """Return an optimizer's configuration; `model.compile("adam")` may record only its name."""
-    if isinstance(found, str):
-        return KerasConfig(optimizer_class(found), {})
-    config = config_of(found)
+    if isinstance(value, str):
+        return KerasConfig(optimizer_class(value), {})
+    config = config_of(value)
     if "lr" not in config.settings:
         return config
     # Before Keras 2.3, the learning rate is `lr`.

@@ -147,8 +147,8 @@ OperatorKey = tuple[str, str, str]
 class OnnxTensor(NamedTuple):
     """A constant: its name, type number, shape, and the positions of its elements.
 
-    `start` and `stop` enclose the message. `held` counts the elements (bytes of raw data) in each data
-    field, `run` is the position of raw data or of contiguous fixed-width numbers. `external` are the
+    `start` and `stop` enclose the message. `element_counts` counts the elements (bytes of raw data) in each
+    data field, `run` is the position of raw data or of contiguous fixed-width numbers. `external` are the
     entries that name another file, None if the message itself contains the data.
     """
 
@@ -157,7 +157,7 @@ class OnnxTensor(NamedTuple):
     dims: tuple[int, ...]
     start: int
     stop: int
-    held: Mapping[int, int]
+    element_counts: Mapping[int, int]
     run: tuple[int, int] | None
     external: Mapping[str, str] | None
     segmented: bool
@@ -282,7 +282,7 @@ class _OnnxParser:
     """Read messages from ranges of the file's bytes, and limit the scanned and kept parts."""
 
     data: memoryview
-    seen: int = field(default_factory=lambda: _FIELDS * limits.current().graph_parts)
+    node_count: int = field(default_factory=lambda: _FIELDS * limits.current().graph_parts)
     kept: int = field(default_factory=lambda: limits.current().graph_parts)
     operators: Counter[OperatorKey] = field(default_factory=Counter)
     external: list[Mapping[str, str]] = field(default_factory=list)
@@ -339,8 +339,8 @@ class _OnnxParser:
             yield number, value, end - (0 if isinstance(value, int) else len(value)), end
 
     def _look(self, count: int) -> None:
-        self.seen -= count
-        if self.seen < 0:
+        self.node_count -= count
+        if self.node_count < 0:
             raise self._too_many("fields")
 
     def _keep(self, count: int = 1) -> None:
@@ -894,23 +894,23 @@ class _ConstantLister:
     def _source(self, tensor: OnnxTensor, row: _ElementType, count: int) -> Source:
         if tensor.external is not None:
             return self._external(tensor, row, count)
-        if len(tensor.held) > 1:
+        if len(tensor.element_counts) > 1:
             raise FormatError(
                 "a tensor stores its elements in more than one field",
                 offset=tensor.start,
-                found=str(len(tensor.held)),
+                found=str(len(tensor.element_counts)),
             )
         nbytes = _stored_size(row, count)
-        if RAW in tensor.held:
+        if RAW in tensor.element_counts:
             if row.name == "string":
                 raise FormatError("a string tensor has raw data", offset=tensor.start)
-            _require(tensor, nbytes, tensor.held[RAW], "bytes")
+            _require(tensor, nbytes, tensor.element_counts[RAW], "bytes")
             base = Inline(b"") if tensor.run is None else Span(self.file, *tensor.run)
             return PackedElements(base, row.bits, count) if row.bits else base
         expected = _count_numbers(row, count)
-        if tensor.held and row.data not in tensor.held:
+        if tensor.element_counts and row.data not in tensor.element_counts:
             raise FormatError("the data field of a tensor does not match its type", offset=tensor.start)
-        _require(tensor, expected, tensor.held.get(row.data, 0), "elements")
+        _require(tensor, expected, tensor.element_counts.get(row.data, 0), "elements")
         if row.name == "string" and count > limits.current().strings:
             raise limits.limit_error("strings", "the tensor has too many strings", count)
         if tensor.run is not None and row.data in (_F, _D):
@@ -921,7 +921,7 @@ class _ConstantLister:
 
     def _external(self, tensor: OnnxTensor, row: _ElementType, count: int) -> Source:
         entries = dict(tensor.external or {})
-        if tensor.held or row.name == "string":
+        if tensor.element_counts or row.name == "string":
             raise FormatError("a tensor with external data also contains elements", offset=tensor.start)
         location = entries.get("location", "")
         file = self._beside(location, tensor)

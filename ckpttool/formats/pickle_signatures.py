@@ -125,16 +125,16 @@ def scan_head(start: Callable[[int], bytes], size: int, length: int = HEAD) -> t
         length *= _GROWTH
 
 
-def is_pickle(found: PickleScan, data: bytes, size: int) -> bool:
+def is_pickle(scan: PickleScan, data: bytes, size: int) -> bool:
     """Return whether the scanned bytes begin a pickle, not text that looks like one."""
-    names = [reference.name for reference in found.code_references]
+    names = [reference.name for reference in scan.code_references]
     real = bool(names) and all(map(_NAME.fullmatch, names))
-    if found.end is None:
-        return real and any(name.verdict == CODE and name.calls for name in found.code_references)
+    if scan.end is None:
+        return real and any(name.verdict == CODE and name.calls for name in scan.code_references)
     if names:
         return real
-    plain = isinstance(found.value, list | dict | tuple)
-    return plain and len(data) == size and not data[found.end :].strip()
+    plain = isinstance(scan.value, list | dict | tuple)
+    return plain and len(data) == size and not data[scan.end :].strip()
 
 
 def _is_safetensors_length(head: bytes) -> bool:

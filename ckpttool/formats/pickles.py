@@ -408,12 +408,12 @@ Below = Callable[[PathStep, Via], Place]
 class _ContainerFrame(Generic[Place]):
     """A container whose entries are being added: its path and its remaining entries."""
 
-    __slots__ = ("below", "children", "kind", "letters", "path", "place", "value")
+    __slots__ = ("below", "children", "context", "kind", "letters", "path", "value")
 
-    def __init__(self, value: Any, path: Path, place: Place, kind: Container | None, letters: int) -> None:
+    def __init__(self, value: Any, path: Path, context: Place, kind: Container | None, letters: int) -> None:
         self.value = value
         self.path = path
-        self.place = place
+        self.context = context
         self.kind = kind
         self.letters = letters
         self.below: Any = None
@@ -437,7 +437,7 @@ class PickleTraversal(ABC, Generic[Place]):
         self.containers: dict[Path, Container] = {}
         self._aliases: dict[Path, list[Alias]] = {}
         self._open: dict[int, Path] = {}
-        self._seen: dict[int, Path] = {}
+        self._visited: dict[int, Path] = {}
         # The number of letters in the path at which a value is added.
         self._named = 0
         self._waiting: list[_ContainerFrame[Place]] = []
@@ -447,12 +447,12 @@ class PickleTraversal(ABC, Generic[Place]):
         self._letters = _LETTERS * self._limits.pickle_revisits * size + _SPARE_LETTERS
 
     @abstractmethod
-    def value(self, value: Any, path: Path, place: Place) -> None:
+    def value(self, value: Any, path: Path, context: Place) -> None:
         """Add the value at the path."""
 
     @abstractmethod
-    def below(self, value: Any, place: Place) -> Below[Place]:
-        """Return a function that gives the place of each entry of a container at `place`."""
+    def below(self, value: Any, context: Place) -> Below[Place]:
+        """Return a function that gives the place of each entry of a container at `context`."""
 
     def native(self, path: Path) -> str:
         """Return the dotted name of a path."""
@@ -474,11 +474,11 @@ class PickleTraversal(ABC, Generic[Place]):
             return Container("dict") if all(type(k) in KEYS for k in value) else Container("record", "dict")
         return Container("list" if isinstance(value, list) else "tuple")
 
-    def container(self, value: Any, path: Path, place: Place, kind: Container | None = None) -> None:
+    def container(self, value: Any, path: Path, context: Place, kind: Container | None = None) -> None:
         """Add a dict, a list, a tuple or an inert object, with all its content."""
         where = self._open.get(id(value)) if value != () else None
         if where is not None or self._again(value):
-            first = self.native(where if where is not None else self._seen[id(value)])
+            first = self.native(where if where is not None else self._visited[id(value)])
             self.leaves[path] = ValueLeaf(Record("the same object as", first or f"the whole {self.whole}"))
             return
         if len(path) > self._limits.pickle_depth:
@@ -487,7 +487,7 @@ class PickleTraversal(ABC, Generic[Place]):
             self.leaves[path] = ValueLeaf(inert_record(value))
             return
         outermost = not self._waiting
-        self._waiting.append(_ContainerFrame(value, path, place, kind, self._named))
+        self._waiting.append(_ContainerFrame(value, path, context, kind, self._named))
         if outermost:
             self._go_through()
 
@@ -507,10 +507,10 @@ class PickleTraversal(ABC, Generic[Place]):
 
     def _begin(self, frame: _ContainerFrame[Place]) -> None:
         value, path = frame.value, frame.path
-        self._seen.setdefault(id(value), path)
+        self._visited.setdefault(id(value), path)
         self._open[id(value)] = path
         self.containers[path] = frame.kind or self.kind(value)
-        frame.below = self.below(value, frame.place)
+        frame.below = self.below(value, frame.context)
         frame.children = _iter_children(value)
 
     def _go_on(self, frame: _ContainerFrame[Place]) -> bool:
@@ -547,7 +547,7 @@ class PickleTraversal(ABC, Generic[Place]):
         """Start another pickle of `size` bytes, whose values have separate identities."""
         self._allow(size)
         self._named = 0
-        self._seen.clear()
+        self._visited.clear()
 
     def require_free(self, path: Path) -> None:
         """Raise FormatError if the path already has another value."""
@@ -556,7 +556,7 @@ class PickleTraversal(ABC, Generic[Place]):
 
     def _again(self, value: Any) -> bool:
         # Return whether the value was listed before and the allowance for repeats is used up.
-        if not self.left and id(value) in self._seen:
+        if not self.left and id(value) in self._visited:
             return True
         self.left = max(0, self.left - 1 - (0 if isinstance(value, PickleObject) else len(value)))
         return False
@@ -637,11 +637,11 @@ class PickleWalk(PickleTraversal[None]):
         """Return the tree of everything that was added."""
         return Tree(self.leaves, self.aliases, self.containers)
 
-    def below(self, value: Any, place: None) -> Below[None]:  # noqa: ARG002 - one place is like another
+    def below(self, value: Any, context: None) -> Below[None]:  # noqa: ARG002 - one place is like another
         """Return a function for the places of entries; they have none here."""
         return lambda step, via: None  # noqa: ARG005
 
-    def value(self, value: Any, path: Path, place: None) -> None:
+    def value(self, value: Any, path: Path, context: None) -> None:
         """Add the value at the path."""
         self.require_free(path)
         kind = type(value)
@@ -652,7 +652,7 @@ class PickleWalk(PickleTraversal[None]):
         elif kind is Record:
             self.leaves[path] = ValueLeaf(value)
         elif isinstance(value, dict | list | tuple | PickleObject) and kind is not Global:
-            self.container(value, path, place)
+            self.container(value, path, context)
         else:
             self.leaves[path] = ValueLeaf(inert_record(value))
 

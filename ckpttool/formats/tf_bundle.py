@@ -325,7 +325,7 @@ def _text(source: Source, limit: str) -> bytes:
 
 def _modules(tree: Tree) -> tuple[dict[Path, Container], list[str]]:
     """Return the stored configurations of objects, and a note on unusable ones."""
-    found: dict[Path, Container] = {}
+    modules: dict[Path, Container] = {}
     refused: list[str] = []
     for path, leaf in tree.tensors():
         if leaf.dtype != "string" or leaf.shape or not path or path[-1].value != tf_object_graph.ATTRIBUTE:
@@ -336,11 +336,11 @@ def _modules(tree: Tree) -> tuple[dict[Path, Container], list[str]]:
             refused.append(leaf.key)
             continue
         if container is not None:
-            found[path[:-1]] = container
+            modules[path[:-1]] = container
     if not refused:
-        return found, []
+        return modules, []
     more = f" and {len(refused) - 1:,} more" if len(refused) > 1 else ""
-    return found, [f"{refused[0]}{more}: unreadable configuration, skipped"]
+    return modules, [f"{refused[0]}{more}: unreadable configuration, skipped"]
 
 
 class _BundleReader:

@@ -407,18 +407,18 @@ class ObjectAliases(NamedTuple):
 class _Route(NamedTuple):
     """A route to `node`: first `before` (another route, or an object's canonical path), then `edge`.
 
-    Routes are compared by length, then in the order in which they were `found`.
+    Routes are compared by length, then in the order in which they were `order`.
     """
 
     length: int
-    found: int
+    order: int
     node: int
     before: _Route | int
     edge: PathStep
 
 
-def find_aliases(graph: Graph, tree: ObjectTree, wanted: set[int]) -> ObjectAliases:
-    """Return the paths of the objects `wanted` that differ from their canonical ones.
+def find_aliases(graph: Graph, tree: ObjectTree, ids: set[int]) -> ObjectAliases:
+    """Return the paths of the objects `ids` that differ from their canonical ones.
 
     A route starts with an edge outside the canonical tree and continues with any edge. The work is
     therefore proportional to the number of routes, and the rest of the graph costs nothing.
@@ -427,7 +427,7 @@ def find_aliases(graph: Graph, tree: ObjectTree, wanted: set[int]) -> ObjectAlia
     walk.start()
     complete = walk.extend()
     paths, capped = {}, 0
-    for number in wanted & walk.routes.keys():
+    for number in ids & walk.routes.keys():
         routes = sorted(walk.routes[number])
         capped += len(routes) > MAX_ALIASES
         paths[number] = tuple(_spell_route(route, tree.paths) for route in routes[:MAX_ALIASES])
@@ -451,7 +451,7 @@ class _RouteSearch:
         self._graph = graph
         self._tree = tree
         self._heap: list[_Route] = []
-        self._found = 0
+        self._route_count = 0
         # The paths are in preorder, so that an object's descendants follow it directly.
         self._position = {number: at for at, number in enumerate(tree.paths)}
         self._below = dict.fromkeys(tree.paths, 1)
@@ -470,9 +470,9 @@ class _RouteSearch:
 
     def extend(self) -> bool:
         """Follow the routes, shortest first; return whether all were followed within the limit."""
-        limit = self._found + MAX_ROUTES + 8 * len(self._graph)
+        limit = self._route_count + MAX_ROUTES + 8 * len(self._graph)
         deepest = limits.current().graph_depth
-        while self._heap and self._found < limit:
+        while self._heap and self._route_count < limit:
             route = heapq.heappop(self._heap)
             known = self.routes.setdefault(route.node, [])
             known.append(route)
@@ -485,8 +485,8 @@ class _RouteSearch:
         return not self._heap
 
     def _keep(self, length: int, node: int, before: _Route | int, edge: PathStep) -> None:
-        self._found += 1
-        route = _Route(length, self._found, node, before, edge)
+        self._route_count += 1
+        route = _Route(length, self._route_count, node, before, edge)
         if self._graph[node].children:
             heapq.heappush(self._heap, route)
         else:

@@ -540,7 +540,7 @@ class _Audit:
         self.folder = folder
         self._where = where
         self._depth = depth
-        self._found: dict[str, CodeReference] = {}
+        self._operations: dict[str, CodeReference] = {}
         # Nodes with operations that are not in the list, that call functions, and that create variables.
         self.others: list[tuple[_NodeLocation, _Node]] = []
         self.callers: list[tuple[bytes, memoryview]] = []
@@ -601,8 +601,8 @@ class _Audit:
             reason = None if other.op in self.functions else self._judge(location, other, paths)
             if reason is not None:
                 self._add(other.op, location.function, reason)
-        packed = self._packed_constants() if self._found else ()
-        return merge_references(self._found.values(), packed, *self._collections())
+        packed = self._packed_constants() if self._operations else ()
+        return merge_references(self._operations.values(), packed, *self._collections())
 
     def _judge(self, location: _NodeLocation, node: _Node, paths: _Paths) -> str | None:
         """Return why an operation that is not on the list does more than compute; None if it does not."""
@@ -624,12 +624,14 @@ class _Audit:
 
     def _add(self, name: bytes, function: bytes, reason: str) -> None:
         shown = name.decode("utf-8", "surrogateescape")
-        known = self._found.get(shown)
+        known = self._operations.get(shown)
         if known is not None:
-            self._found[shown] = CodeReference(shown, CODE, known.calls + 1, None, known.where, "tensorflow")
+            self._operations[shown] = CodeReference(
+                shown, CODE, known.calls + 1, None, known.where, "tensorflow"
+            )
             return
         inner = f", function {function.decode('utf-8', 'surrogateescape')}" if function else ""
-        self._found[shown] = CodeReference(
+        self._operations[shown] = CodeReference(
             shown, CODE, 1, None, f"{self._where}{inner}: {reason}", "tensorflow"
         )
 
@@ -819,18 +821,18 @@ class _Paths:
 
     # Requirements; each raises _PathError with the reason if it is not met.
 
-    def require_saver(self, place: _NodeLocation, node: _Node, paths: tuple[int, ...]) -> None:
+    def require_saver(self, location: _NodeLocation, node: _Node, paths: tuple[int, ...]) -> None:
         """Require that the paths are the saver's file name, in its own nodes or functions."""
         inputs = [self._input(node, at) for at in paths]
-        if not place.function:
-            self._require_saver_node(place.node)
-            self._require_file_names(inputs, place.node)
+        if not location.function:
+            self._require_saver_node(location.node)
+            self._require_file_names(inputs, location.node)
             return
-        if not _TRACED.fullmatch(place.function) or place.function in self.concrete:
+        if not _TRACED.fullmatch(location.function) or location.function in self.concrete:
             raise _PathError("outside the functions that save and restore the variables")
-        ends = [end for input_ in inputs for end in self._trace(place.function, input_, joins=True)]
+        ends = [end for input_ in inputs for end in self._trace(location.function, input_, joins=True)]
         numbers = {self._argument(end) for end in ends}
-        for caller, call in self.calls(place.function):
+        for caller, call in self.calls(location.function):
             if caller.function or call.op not in _CALLS or caller.node not in self.saved:
                 raise _PathError("called by another node than the saver's")
             self._require_saver_node(caller.node)
@@ -864,15 +866,15 @@ class _Paths:
         if node.op == b"Const" and _only_string(node) not in _DEFAULTS:
             raise _PathError("the path is a constant")
 
-    def require_empty(self, place: _NodeLocation, node: _Node) -> None:
+    def require_empty(self, location: _NodeLocation, node: _Node) -> None:
         """Require that the second input is the empty string."""
-        for function, name in self._trace(place.function, self._input(node, 1)):
+        for function, name in self._trace(location.function, self._input(node, 1)):
             if _only_string(self.body(function).get(name)) != b"":
                 raise _PathError("the path is not empty")
 
-    def require_asset(self, place: _NodeLocation, node: _Node) -> None:
+    def require_asset(self, location: _NodeLocation, node: _Node) -> None:
         """Require that the second input is the path of an asset of the model."""
-        self._require_asset(place, self._input(node, 1), set())
+        self._require_asset(location, self._input(node, 1), set())
 
     def _require_asset(
         self, location: _NodeLocation, tensor: bytes, visited: set[tuple[_NodeLocation, bytes]]

@@ -145,9 +145,9 @@ class GraphDetails:
                 "captures": list(captures[: self._take(len(captures))]),
             }
 
-    def kinds(self, found: Mapping[str, int]) -> None:
+    def kinds(self, counts: Mapping[str, int]) -> None:
         """Count objects by kind."""
-        self._kinds.update(found)
+        self._kinds.update(counts)
 
     def document(self, graphs: Sequence[MetaGraph]) -> dict[str, Any]:
         """Return all facts as JSON values; empty without a graph."""

@@ -50,7 +50,7 @@ class FieldMeter:
     def __init__(self) -> None:
         """Start with the current limits."""
         self._kept = limits.current().graph_parts
-        self._seen = _FIELDS * self._kept
+        self._field_count = _FIELDS * self._kept
 
     def fields(self, data: memoryview, schema: protobuf.Schema) -> Iterable[tuple[int, int | memoryview]]:
         """Yield the fields of a schema; raise LimitError if the file has too many."""
@@ -71,9 +71,9 @@ class FieldMeter:
             raise _limit_error("parts", 1, self._kept)
 
     def _look(self, count: int) -> None:
-        self._seen -= count
-        if self._seen < 0:
-            raise _limit_error("fields", _FIELDS, self._seen)
+        self._field_count -= count
+        if self._field_count < 0:
+            raise _limit_error("fields", _FIELDS, self._field_count)
 
 
 def _limit_error(what: str, times: int, left: int) -> LimitError:
@@ -165,9 +165,9 @@ def _join_parts(parts: list[memoryview]) -> memoryview:
     return protobuf.merge_messages(parts, memoryview(b""))
 
 
-def iter_field(wanted: int, data: memoryview, meter: FieldMeter) -> Iterator[memoryview]:
+def iter_field(number: int, data: memoryview, meter: FieldMeter) -> Iterator[memoryview]:
     """Yield a message's fields with one number, which are messages or strings; count them as kept."""
-    for _, value in meter.fields(data, {wanted: protobuf.DELIMITED}):
+    for _, value in meter.fields(data, {number: protobuf.DELIMITED}):
         meter.keep()
         yield protobuf.as_message(value)
 

@@ -333,11 +333,11 @@ def _nested_path(steps: Steps) -> Path:
     return tuple(key(step) if isinstance(step, str) else index(step) for step in steps)
 
 
-def nested_containers(found: Iterable[Path]) -> tuple[dict[Path, Container], tuple[Path, ...]]:
+def nested_containers(paths: Iterable[Path]) -> tuple[dict[Path, Container], tuple[Path, ...]]:
     """Return the dicts and lists on the paths, and the list positions without an entry."""
     kinds: dict[Path, str] = {(): "key"}
     items: dict[Path, set[int]] = {}
-    for path in found:
+    for path in paths:
         for depth, step in enumerate(path):
             if kinds.setdefault(path[:depth], step.kind) != step.kind:
                 raise FormatError("a container is both a dict and a list")
@@ -446,7 +446,7 @@ class _DcpTreeBuilder:
         self.aliases: dict[Path, tuple[Alias, ...]] = {}
         self.containers: dict[Path, Container] = {}
         self.code_references = relocate_references(metadata.code_references, ".metadata")
-        self._said: dict[str, None] = {}
+        self._is_noted: dict[str, None] = {}
         self._recorded: dict[str, Integrity] = {}
 
     def tree(self) -> Tree:
@@ -468,7 +468,7 @@ class _DcpTreeBuilder:
         """Return notes for the user: missing shards, and notes on single values."""
         lost = [name for name, file in self.shards.items() if file is None]
         missing = f"missing shards, whose tensors cannot be read: {abbreviate_list(sorted(lost), 5)}"
-        return (*((missing,) if lost else ()), *self._said)
+        return (*((missing,) if lost else ()), *self._is_noted)
 
     def integrity(self) -> Integrity:
         """Return the checksum that covers the tensors, according to one item of each shard."""
@@ -540,7 +540,7 @@ class _DcpTreeBuilder:
             self.leaves[path] = ValueLeaf(Record("value", why))
             return
         listing = torch_legacy.list_embedded(shard, item.offset, item.length)
-        self._said |= dict.fromkeys(listing.notes)
+        self._is_noted |= dict.fromkeys(listing.notes)
         self.code_references = merge_references(
             self.code_references, relocate_references(listing.code_references, item.file)
         )

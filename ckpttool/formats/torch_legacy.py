@@ -78,7 +78,7 @@ def list_legacy(file: File, offset: int, length: int) -> FileListing:
     _check_start(stream)
     names = _LegacyStorages(file)
     pickled = stream.pickle(LONG, names.persistent)
-    names.place(stream, stream.pickle(LONG).value)
+    names.locate(stream, stream.pickle(LONG).value)
     # Each of the five pickles may contain calls.
     pickled = pickled._replace(code_references=stream.code_references)
     rest = stream.end - stream.at
@@ -120,7 +120,7 @@ def read_storage(file: File, offset: int, length: int, references: list[CodeRefe
     _check_start(stream)
     names = _LegacyStorages(file)
     storage = stream.pickle(LONG, names.persistent).value
-    names.place(stream, stream.pickle(LONG).value)
+    names.locate(stream, stream.pickle(LONG).value)
     references += stream.code_references
     if not isinstance(storage, Storage):
         raise FormatError("the bytes of a storage contain something else", file=file.path, offset=offset)
@@ -193,7 +193,7 @@ class _LegacyStorages:
             raise FormatError(f"storage {key!r} is defined as two different views")
         return known.storage
 
-    def place(self, stream: ByteStream, keys: object) -> None:
+    def locate(self, stream: ByteStream, keys: object) -> None:
         """Locate the storages in the order of their keys; raise FormatError unless they match those named."""
         waiting = dict(self.storages.known)
         places: dict[str, int] = {}
@@ -318,7 +318,7 @@ class _TarStorages:
         self.classes = ClassSources()
         self.storages: dict[str, Storage] = {}
         self.tensors: dict[str, Tensor] = {}
-        self.named = StorageTable(self._place)
+        self.named = StorageTable(self._locate)
 
     def add_storages(self, stream: ByteStream) -> None:
         """Read the storages, then the list of views of other storages."""
@@ -405,7 +405,7 @@ class _TarStorages:
         named = args[:1] if not args or isinstance(args[0], Storage) else (self.named.persistent(args[0]),)
         return BUILDERS[_REBUILD]((*named, *args[1:]))
 
-    def _place(self, key: str, nbytes: int) -> Span:
+    def _locate(self, key: str, nbytes: int) -> Span:
         storage = self.storages.get(key)
         if storage is None or storage.nbytes != nbytes:
             raise FormatError(f"storage {key!r} is missing from the archive, or has another size there")
@@ -465,7 +465,7 @@ def read_pickle(location: str) -> Checkpoint:
 def _list_pickle(file: File) -> FileListing:
     inner = EmbeddedStorages(file)
     pickled = load_pickle_file(file, inner.builders)
-    if inner.found:
+    if inner.storages:
         requested = merge_references(pickled.code_references, inner.code_references)
         return torch_tree.list_pickle(
             PickleContents(pickled.value, pickled.size, requested), "pickle of torch tensors"
@@ -485,12 +485,12 @@ PYTHON_PICKLE = FormatDefinition(
 
 
 class EmbeddedStorages:
-    """The storages in one file; `found` counts them, `asked` lists imports and calls when unpickling."""
+    """The storages in one file; `storages` counts them, `asked` lists imports and calls when unpickling."""
 
     def __init__(self, file: File) -> None:
         """Look for storages in this file, which is a single pickle."""
         self.file = file
-        self.found = 0
+        self.storages = 0
         self.code_references: list[CodeReference] = []
 
     @property
@@ -503,15 +503,15 @@ class EmbeddedStorages:
         if isinstance(data, StoredBytes):
             storage = read_storage(self.file, data.at, data.length, self.code_references)
         elif isinstance(data, bytes):
-            storage = self._held(data)
+            storage = self._stored(data)
         else:
             return NotImplemented
-        self.found += 1
+        self.storages += 1
         # Its own key was an address, and addresses are reused.
-        storage.key = f"{self.found}"
+        storage.key = f"{self.storages}"
         return storage
 
-    def _held(self, data: bytes) -> Storage:
+    def _stored(self, data: bytes) -> Storage:
         """Return the storage of a stream that protocols below 3 store as text (Lib/pickle.py, save_bytes)."""
         stream = MemoryFile(self.file.path, len(data), 0, 0)
         stream.data = data

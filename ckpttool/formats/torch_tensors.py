@@ -743,9 +743,9 @@ def array_source(parts: pickle_values.ArrayContents) -> Source:
     return source
 
 
-def cast_source(found: Source, stored: str, shape: Shape, dtype: str) -> Source:
+def cast_source(source: Source, stored: str, shape: Shape, dtype: str) -> Source:
     """Return the source of the same numbers as `dtype`."""
-    return found if stored == dtype else TransformedSource(found, stored, shape, CastOperation(dtype))
+    return source if stored == dtype else TransformedSource(source, stored, shape, CastOperation(dtype))
 
 
 _LONGEST_SHOWN = 200
@@ -765,9 +765,9 @@ class StorageTable:
     Source: torch/serialization.py (persistent_id, _load, _legacy_load).
     """
 
-    def __init__(self, place: Place) -> None:
-        """Call `place` once for each key."""
-        self.place = place
+    def __init__(self, context: Place) -> None:
+        """Call `context` once for each key."""
+        self.context = context
         self.known: dict[str, Storage] = {}
 
     def persistent(self, pid: object, length: int = 5) -> Storage:
@@ -785,7 +785,7 @@ class StorageTable:
         nbytes = count * storage_itemsize(dtype)
         known = self.known.get(key)
         if known is None:
-            known = self.known[key] = Storage(key, dtype, nbytes, self.place(key, nbytes))
+            known = self.known[key] = Storage(key, dtype, nbytes, self.context(key, nbytes))
         elif (known.dtype or "uint8", known.nbytes) != (dtype or "uint8", nbytes):
             # An untyped storage counts bytes: torch writes both types for a tensor of bytes and a view of it.
             raise FormatError(f"storage {key!r} is used with two types or sizes")

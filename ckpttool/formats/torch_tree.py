@@ -285,15 +285,15 @@ class TorchWalk(PickleTraversal[Place]):
         kind = super().kind(value)
         return kind._replace(state=self._plain.of(value.state)) if kind.kind == "OrderedDict" else kind
 
-    def below(self, value: Any, place: Place) -> Below[Place]:
+    def below(self, value: Any, context: Place) -> Below[Place]:
         """Return the context of entries: in an optimizer's state_dict, among a module's buffers."""
         is_object = isinstance(value, PickleObject)
         attribute = self._attributes(value) if is_object else _plain_place
         entries = (value.entries or {}) if is_object else value
         optimizer = isinstance(entries, dict) and is_state_dict(entries)
         made_of: Place = "settings" if is_object and value.name == _GENERATOR else "plain"
-        items: Place = "settings" if place in ("settings", "slots") and not is_object else made_of
-        others: Place = "plain" if is_object else "slots" if place == "state" else place
+        items: Place = "settings" if context in ("settings", "slots") and not is_object else made_of
+        others: Place = "plain" if is_object else "slots" if context == "state" else context
 
         def standing(step: PathStep, via: Via) -> Place:
             if via == "entry":
@@ -302,13 +302,13 @@ class TorchWalk(PickleTraversal[Place]):
 
         return standing
 
-    def container(self, value: Any, path: Path, place: Place, kind: Container | None = None) -> None:
+    def container(self, value: Any, path: Path, context: Place, kind: Container | None = None) -> None:
         """Add a dict, a list, a tuple or an inert object; number an optimizer's slots."""
         if type(value) is PickleObject:
             _check_made(value)
         if type(value) is PickleObject and is_object(value.state):
             value.state["state"] = number_slots(value.state)
-        super().container(value, path, place, kind)
+        super().container(value, path, context, kind)
 
     def _attributes(self, value: PickleObject) -> Callable[[PathStep], Place]:
         """Return the context of an object's attributes; those of a module are of three kinds."""
@@ -322,28 +322,28 @@ class TorchWalk(PickleTraversal[Place]):
             return lambda step: _MODULE.get(step.value, "settings")
         return lambda step: "buffers" if step.value == "_buffers" else "plain"
 
-    def value(self, value: Any, path: Path, place: Place) -> None:
+    def value(self, value: Any, path: Path, context: Place) -> None:
         """Add the value at the path."""
         self.require_free(path)
         kind = type(value)
         if kind is Tensor:
-            self._tensor(value, path, place, path)
+            self._tensor(value, path, context, path)
         elif kind is CompositeTensor:
-            self._parts(value, path, place)
+            self._parts(value, path, context)
         elif kind is ArrayBackedTensor:
-            self._backed(value, path, place)
+            self._backed(value, path, context)
         elif kind is Record:
             self.leaves[path] = ValueLeaf(value)
         elif kind in PLAIN:
-            self.leaves[path] = ValueLeaf(value, _value_role(path, place))
+            self.leaves[path] = ValueLeaf(value, _value_role(path, context))
         elif kind is Array:
             self._array(value, path)
         elif kind is Storage:
             self._storage(value, path)
         elif kind is PickleObject and _is_old_tensor(value):
-            self._tensor(_build_old_tensor(value), path, place, path)
+            self._tensor(_build_old_tensor(value), path, context, path)
         elif isinstance(value, dict | list | tuple | PickleObject) and kind is not Global:
-            self.container(value, path, place)
+            self.container(value, path, context)
         else:
             self.leaves[path] = ValueLeaf(inert_record(value))
 
