@@ -61,7 +61,7 @@ def test_an_online_and_a_target_network_are_not_chosen_between() -> None:
     assert solution.pairs == ()
     (group,) = solution.ambiguous
     assert [sources[n].title for n in group.sources] == [s.title for s in sources]
-    pairs = solved(sources, targets, given=[("actor", "policy")])
+    pairs = solved(sources, targets, pairs=[("actor", "policy")])
     assert pairs == {"policy/0": ("actor/l1", "given"), "policy/2": ("actor/l2", "given")}
 
 
@@ -127,7 +127,7 @@ def test_wrappers_around_everything_do_not_count() -> None:
 
 def test_a_pair_that_is_not_there_is_refused() -> None:
     with pytest.raises(UsageError, match="--match"):
-        solve(layers("a"), layers("b"), given=[("c", "b")])
+        solve(layers("a"), layers("b"), pairs=[("c", "b")])
 
 
 @pytest.mark.parametrize("step", ["dense", "dense_7", "layer_with_weights-3", "12", "conv2d_transpose_1"])
@@ -202,7 +202,7 @@ def test_whole_networks_that_words_of_one_side_tell_apart_are_ambiguous() -> Non
     solution = solve(sources, targets)
     assert not solution.pairs
     assert len(solution.ambiguous) == 1
-    pairs = solved(sources, targets, given=[("sequential", "critic")])
+    pairs = solved(sources, targets, pairs=[("sequential", "critic")])
     assert pairs["critic/2"] == ("sequential/dense_1", "given")
     assert pairs["actor/0"] == ("sequential_1/dense_2", "numbers")
 
@@ -241,7 +241,7 @@ def test_counted_networks_stay_open(names: tuple[str, str], in_order: bool) -> N
     assert not any(group.ordered for group in solution.ambiguous)
     accepted = solve(sources, targets, in_order=in_order, accept_order=True)
     assert [pair.source for pair in accepted.pairs] == list(range(6))
-    pairs = solved(sources, targets, in_order=in_order, given=[("sequential", names[0])])
+    pairs = solved(sources, targets, in_order=in_order, pairs=[("sequential", names[0])])
     assert (pairs[f"{names[0]}/4"], pairs[f"{names[1]}/4"]) == (
         ("sequential/dense_2", "given"),
         ("sequential_1/dense_5", "only fit"),
@@ -398,7 +398,7 @@ def test_tensors_that_state_other_quantities_are_not_the_only_fit(
     solution = solve(lone(source), lone(target))
     assert bool(solution.pairs) == same
     assert [group.differ for group in solution.ambiguous] == ([] if same else [True])
-    (stated,) = solve(lone(source), lone(target), given=[(source, target)]).pairs
+    (stated,) = solve(lone(source), lone(target), pairs=[(source, target)]).pairs
     assert stated.by == "given"
     assert solve(layers(f"{source}:vector"), layers(f"{target}:vector")).pairs  # layers: one head each
 
@@ -411,7 +411,7 @@ def test_what_a_module_has_in_excess_beside_its_siblings_fits_further_out() -> N
 def test_a_shared_layer_fills_several_where_the_user_pairs_them() -> None:
     sources, targets = layers("embed"), layers("a", "b")
     assert solved(sources, targets) == {}
-    pairs = solved(sources, targets, given=[("embed", "a"), ("embed", "b")])
+    pairs = solved(sources, targets, pairs=[("embed", "a"), ("embed", "b")])
     assert pairs == {"a": ("embed", "given"), "b": ("embed", "given")}
 
 

@@ -158,7 +158,7 @@ def test_what_only_looks_like_weight_norm_stays(names, shapes):
     tree = Tree({(key(name),): leaf(*shape) for name, shape in zip(names, shapes, strict=True)})
     folded = weight_norm.merge_weight_norm(tree)
     assert list(folded.tree) == list(tree)
-    assert not folded.made
+    assert not folded.merged
 
 
 @pytest.mark.parametrize("how", ["old", "new"])

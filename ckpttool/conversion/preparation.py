@@ -107,10 +107,10 @@ def _fold_weight_norm(done: PreparedTree) -> PreparedTree:
     merged = merge_weight_norm(done.tree)
     lost = tuple(done.names[path] for path in merged.lost)
     names = {path: done.names[path] for path in merged.tree if path in done.names}
-    for weight, (length, direction) in merged.made.items():
+    for weight, (length, direction) in merged.merged.items():
         names[weight] = f"{done.names[direction]} and {done.names[length]}"
-    rules = {**done.rules, **dict.fromkeys(merged.made, "fold weight norm")}
-    lines = [] if merged.made else ["no weight norm pairs found"]
+    rules = {**done.rules, **dict.fromkeys(merged.merged, "fold weight norm")}
+    lines = [] if merged.merged else ["no weight norm pairs found"]
     if lost:
         lines.append(
             "optimizers that trained folded weights, or may have, are left out because they number "

@@ -85,26 +85,28 @@ class TreeConversion(NamedTuple):
         }
 
 
-def convert_to_torch(tree: Tree, given: Sequence[LayerOption] = ()) -> TreeConversion:
+def convert_to_torch(tree: Tree, options: Sequence[LayerOption] = ()) -> TreeConversion:
     """Return the conversion of a TensorFlow tree's layers to PyTorch."""
-    return _convert_layers(tree, find_layers(tree, "tensorflow", given), "torch", torch_names)
+    return _convert_layers(tree, find_layers(tree, "tensorflow", options), "torch", torch_names)
 
 
 def convert_to_tensorflow(
-    tree: Tree, given: Sequence[LayerOption] = (), described: Mapping[Path, ModuleInfo] | None = None
+    tree: Tree, options: Sequence[LayerOption] = (), described: Mapping[Path, ModuleInfo] | None = None
 ) -> TreeConversion:
     """Return the conversion of a PyTorch tree's layers to TensorFlow; see layers() for `described`."""
-    return _convert_layers(tree, find_layers(tree, "torch", given, described), "tensorflow", tensorflow_names)
+    return _convert_layers(
+        tree, find_layers(tree, "torch", options, described), "tensorflow", tensorflow_names
+    )
 
 
-def plan_to_torch(tree: Tree, given: Sequence[LayerOption] = ()) -> Plan:
+def plan_to_torch(tree: Tree, options: Sequence[LayerOption] = ()) -> Plan:
     """Return the plan for every layer whose kind is certain: `a/l1/kernel` becomes `a.l1.weight`.
 
     Replay data belongs to no layer: its tensors are copied unchanged. Tensors that fit no kind (other
     ranks, other siblings) have no move and are reported as unused; so are layers that may be of
     several kinds, which a note lists.
     """
-    placed = convert_to_torch(tree, given)
+    placed = convert_to_torch(tree, options)
     paths = {name: (key(".".join(name)),) for name in placed.names}
     moves = (*placed.moves(paths), *_replay_moves(tree))
     containers: dict[Path, Container] = {(): Container("OrderedDict")}
@@ -119,12 +121,12 @@ def _replay_moves(tree: Tree) -> Iterator[Move]:
             yield Move(path, (key(tree.names[path].replace("/", ".")),), KEEP)
 
 
-def plan_to_tensorflow(tree: Tree, given: Sequence[LayerOption] = ()) -> Plan:
+def plan_to_tensorflow(tree: Tree, options: Sequence[LayerOption] = ()) -> Plan:
     """Return the inverse of `to_torch`, `a.l1.weight` to `a/l1/kernel`, with each target's label.
 
     A number in a name is a list index, as in a Sequential, and stays one.
     """
-    placed = convert_to_tensorflow(tree, given)
+    placed = convert_to_tensorflow(tree, options)
     paths = object_graph_paths(placed.names)
     labels = {paths[name]: variable_label(name) for name in placed.names}
     return Plan(

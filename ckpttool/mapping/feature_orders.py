@@ -78,7 +78,7 @@ def _possible_orders(sizes: Sequence[int], stated: Sequence[int]) -> tuple[tuple
 
 
 def plan_reordering(
-    tree: Tree, layer: Layer, kind: LayerKind, ours: LayerFacts, frameworks: tuple[str, str]
+    tree: Tree, layer: Layer, kind: LayerKind, facts: LayerFacts, frameworks: tuple[str, str]
 ) -> FeatureReordering:
     """Return how the features of a layer are reordered between the models of two frameworks.
 
@@ -90,7 +90,7 @@ def plan_reordering(
         tree: the source.
         layer: the layer, with the orders of the source among its facts.
         kind: how the source stores it.
-        ours: the orders of the target.
+        facts: the orders of the target.
         frameworks: the source's and the target's.
     """
     axes = LAYER_TYPES[kind.name].features if kind.name in LAYER_TYPES else {}
@@ -98,7 +98,7 @@ def plan_reordering(
     ranks = _RANKS
     if kind.name == "convolution":
         # Only a pixel shuffle before or after it is evidence; a padded input is not.
-        layer, ours = layer._replace(facts=drop_unknown_orders(layer.facts)), drop_unknown_orders(ours)
+        layer, facts = layer._replace(facts=drop_unknown_orders(layer.facts)), drop_unknown_orders(facts)
         ranks = {"kernel": len(shapes["kernel"])}
         axes = {**axes, "kernel": {side: ranks["kernel"] + at for side, at in axes["kernel"].items()}}
     rules: dict[str, list[Rule]] = {}
@@ -109,7 +109,7 @@ def plan_reordering(
         lengths = {shapes[name][axis] for name, axis in places if axis < len(shapes[name])}
         if len(lengths) != 1 or any(len(shapes[name]) != ranks.get(name, 1) for name, _ in places):
             continue
-        orders_of_both = _FeatureSide(layer, side, lengths.pop(), ours, frameworks).meeting()
+        orders_of_both = _FeatureSide(layer, side, lengths.pop(), facts, frameworks).meeting()
         if orders_of_both is None:
             continue
         source, target, sentence = orders_of_both
@@ -132,9 +132,9 @@ def plan_reordering(
 def arrange_parts(
     layer: Layer,
     kind: LayerKind,
-    made: FeatureReordering,
-    theirs: Parts,
-    ours: LayerFacts,
+    reordering: FeatureReordering,
+    source: Parts,
+    facts: LayerFacts,
     kernel: Shape,
 ) -> FeatureReordering:
     """Return the reordering of a layer with that of the parts that its input and output have.
@@ -145,40 +145,42 @@ def arrange_parts(
     Args:
         layer: the layer.
         kind: how the source stores it.
-        made: the reordering within the parts.
-        theirs: the parts of the input in the source, with the calls of the target.
-        ours: the target's facts about its parts.
+        reordering: the reordering within the parts.
+        source: the parts of the input in the source, with the calls of the target.
+        facts: the target's facts about its parts.
         kernel: the shape of the canonical kernel [..., inputs, outputs].
     """
     if kind.name not in ("dense", "convolution", "depthwise"):
-        return made
+        return reordering
     assumed = []
     parts: list[AssumedParts] = []
-    rules = dict(made.rules)
-    divided = kind.name != "depthwise" and not made.rules and made.flatten is None
-    if max(len(theirs), len(ours.parts)) > 1 and not _are_told_apart(layer.facts, theirs, ours):
-        followed = all(part.origin and part.number >= 0 for part in (*theirs, *ours.parts))
-        whole = len({*theirs}) == len(theirs) and len({*ours.parts}) == len(ours.parts)
-        same = followed and whole and sorted(theirs) == sorted(ours.parts)
-        plain = not made.rules and made.flatten is None
-        if same and theirs != ours.parts and kind.name == "dense" and plain:
-            starts = dict(zip(theirs, accumulate((part.size for part in theirs), initial=0), strict=False))
-            order = (range(starts[part], starts[part] + part.size) for part in ours.parts)
+    rules = dict(reordering.rules)
+    divided = kind.name != "depthwise" and not reordering.rules and reordering.flatten is None
+    if max(len(source), len(facts.parts)) > 1 and not _are_told_apart(layer.facts, source, facts):
+        followed = all(part.origin and part.number >= 0 for part in (*source, *facts.parts))
+        whole = len({*source}) == len(source) and len({*facts.parts}) == len(facts.parts)
+        same = followed and whole and sorted(source) == sorted(facts.parts)
+        plain = not reordering.rules and reordering.flatten is None
+        if same and source != facts.parts and kind.name == "dense" and plain:
+            starts = dict(zip(source, accumulate((part.size for part in source), initial=0), strict=False))
+            order = (range(starts[part], starts[part] + part.size) for part in facts.parts)
             rules["kernel"] = BlockOrder(0, tuple(position for block in order for position in block))
-        elif not same or theirs != ours.parts:
-            sizes = [f"{part.size:,}" for part in ours.parts or theirs if part.size]
+        elif not same or source != facts.parts:
+            sizes = [f"{part.size:,}" for part in facts.parts or source if part.size]
             many = f" of {abbreviate_list(sizes, _MOST_PARTS)} numbers" if len(sizes) > 1 else ""
             assumed.append(f"{layer.title} takes joined parts{many}, in the same order in both models")
-            own, other = ([part.size for part in side] for side in (ours.parts or theirs, theirs))
+            own, other = ([part.size for part in side] for side in (facts.parts or source, source))
             orders = _possible_orders(own, other) if divided and sum(own) == kernel[-2] else ()
             if orders:
                 parts.append(AssumedParts(assumed[-1], layer.title, "takes", tuple(own), orders))
-    if ours.cut:
+    if facts.cut:
         assumed.append(f"{layer.title} makes numbers that the models use in parts, in the same order")
         if divided and kernel[-1] % 2 == 0:
             halves = (kernel[-1] // 2,) * 2
             parts.append(AssumedParts(assumed[-1], layer.title, "makes", halves, ((0, 1), (1, 0))))
-    return made._replace(rules=rules, assumed=(*made.assumed, *assumed), assumed_parts=tuple(parts))
+    return reordering._replace(
+        rules=rules, assumed=(*reordering.assumed, *assumed), assumed_parts=tuple(parts)
+    )
 
 
 def _are_told_apart(facts: LayerFacts, parts: Parts, target_facts: LayerFacts) -> bool:
@@ -244,17 +246,17 @@ class _FeatureSide:
     """The input or output side of a layer, in both models."""
 
     def __init__(
-        self, layer: Layer, side: str, length: int, ours: LayerFacts, frameworks: tuple[str, str]
+        self, layer: Layer, side: str, length: int, facts: LayerFacts, frameworks: tuple[str, str]
     ) -> None:
         self.layer, self.side, self.length, self.frameworks = layer, side, length, frameworks
         order = getattr(layer.facts, side)
         self.stated = order == NO_IMAGE or (side == "takes" and layer.facts.flatten is not None)
-        self.theirs = self._theirs()
-        self.ours = self._fitting(getattr(ours, side))
-        if self.ours is None and side == "takes" and ours.flatten:
-            self.ours = self._image(ours.flatten, frameworks[1])
+        self.source_order = self._source_order()
+        self.target_order = self._fitting(getattr(facts, side))
+        if self.target_order is None and side == "takes" and facts.flatten:
+            self.target_order = self._image(facts.flatten, frameworks[1])
 
-    def _theirs(self) -> AxisOrder | None:
+    def _source_order(self) -> AxisOrder | None:
         flatten = self.layer.facts.flatten if self.side == "takes" else None
         if self.stated:
             return self._image(flatten, self.frameworks[0]) if flatten else plain_order(self.length)
@@ -271,7 +273,7 @@ class _FeatureSide:
 
     def meeting(self) -> tuple[AxisOrder, AxisOrder, tuple[str, ...]] | None:
         """Return the orders of the source and of the target, None if no reordering is needed."""
-        source, target = self.theirs, self.ours
+        source, target = self.source_order, self.target_order
         if source is None and target is None:
             return None
         if self.stated and source is not None and source.is_plain:
@@ -293,8 +295,8 @@ class _FeatureSide:
         if source.is_plain and target.is_plain:
             return None
         if source.parts != target.parts:
-            said_ = f"is {_describe_order(source)} in the source and {_describe_order(target)} in the target"
-            raise self._error(said_, target)
+            text = f"is {_describe_order(source)} in the source and {_describe_order(target)} in the target"
+            raise self._error(text, target)
         return source, target, ()
 
     def _assumed(self, known: AxisOrder, side: int) -> AxisOrder:

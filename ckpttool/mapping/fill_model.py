@@ -115,16 +115,16 @@ def _format_signature_part(part: object) -> str:
     return str(list(part)) if isinstance(part, tuple) else str(part)
 
 
-def build_side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -> MatchSide:
+def build_side(tree: Tree, layers: tuple[Layer, ...], *, in_order: bool = True) -> MatchSide:
     """Return a tree's layers and other tensors as match candidates, without slots and counters.
 
     With `in_order`, the tree lists its layers in the order of its model.
     """
-    ranks = {n: n for n in range(len(found))} if in_order else _class_ranks(tree, found)
-    within = {path for layer in found for path in layer.tensors.values()}
+    ranks = {n: n for n in range(len(layers))} if in_order else _class_ranks(tree, layers)
+    within = {path for layer in layers for path in layer.tensors.values()}
     bare = tuple(p for p, leaf in tree.tensors() if leaf.role in STATES and p not in within)
     directions: dict[tuple[str, ...], set[bool]] = {}
-    for layer in found:
+    for layer in layers:
         if layer.part:
             directions.setdefault(layer.name, set()).add(layer.part.endswith("_reverse"))
     keys = [leaf.key for _, leaf in tree.tensors() if "/vars/" in leaf.key and leaf.role in STATES]
@@ -138,7 +138,7 @@ def build_side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -
             settings=_comparable_settings(layer),
             listed=_is_saved_by_place(tree, layer, keys),
         )
-        for number, layer in enumerate(found)
+        for number, layer in enumerate(layers)
     ]
     for path in bare:
         leaf = tree[path]
@@ -147,7 +147,7 @@ def build_side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -
         use = leaf.use if isinstance(leaf, Leaf) else None
         call = NO_CALL if use is None else use.call
         candidates.append(LayerCandidate(name, frozenset({(BARE, shape)}), call=call, lone=True))
-    return MatchSide(tree, found, bare, tuple(candidates))
+    return MatchSide(tree, layers, bare, tuple(candidates))
 
 
 def _call_place(tree: Tree, layer: Layer) -> CallPlace:
@@ -281,17 +281,17 @@ class Skeleton:
     def layers(
         self,
         tree: Tree,
-        given: Sequence[LayerOption] = (),
+        options: Sequence[LayerOption] = (),
         *,
         classes: bool = True,
         composed: Iterable[str] = (),
     ) -> tuple[Layer, ...]:
         """Return the layers of `named`'s tree with all facts from the model's classes.
 
-        See layers.layers for `given`, `classes` and `composed`.
+        See layers.layers for `options`, `classes` and `composed`.
         """
         parts = {part.name: part for part in self.parts}
-        layers = find_layers(tree, self.framework, given, classes=classes, composed=composed)
+        layers = find_layers(tree, self.framework, options, classes=classes, composed=composed)
         return tuple(_add_module_facts(layer, tree, parts) for layer in layers)
 
 
@@ -331,9 +331,9 @@ class FillSource:
     listed: bool = False
     described: Mapping[Path, ModuleInfo] | None = None
 
-    def side(self, found: tuple[Layer, ...]) -> MatchSide:
+    def side(self, layers: tuple[Layer, ...]) -> MatchSide:
         """Return the layers and the other tensors as candidates."""
-        return build_side(self.tree, found, in_order=self.in_order)
+        return build_side(self.tree, layers, in_order=self.in_order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +382,7 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
         source_side.candidates,
         target_side.candidates,
         in_order=source.in_order,
-        given=(*options.pairs, *options.decided),
+        pairs=(*options.pairs, *options.decided),
         accept_order=options.accept_order,
     )
     solution = solution._replace(
@@ -460,21 +460,21 @@ def without_buffers(filling: FillResult, source: Tree, model: Tree, constants: S
 
     So are these constants of the source's graph. The assumptions state that outputs prove both.
     """
-    theirs, ours = (
+    source_buffers, model_buffers = (
         [path for path in paths if getattr(tree[path], "role", "") == "buffer"]
         for tree, paths in ((source, filling.unused), (model, filling.unfilled))
     )
     assumed = [*filling.assumed]
-    if ours:
-        names = abbreviate_list([model.names[path] for path in ours], _SHOWN)
+    if model_buffers:
+        names = abbreviate_list([model.names[path] for path in model_buffers], _SHOWN)
         assumed.append(f"{names}: kept from the model, whose outputs are the source's with this")
-    if left := [*(source.names[path] for path in theirs), *constants]:
+    if left := [*(source.names[path] for path in source_buffers), *constants]:
         names = abbreviate_list(left, _SHOWN)
         assumed.append(f"{names}: left out, as the model's outputs are the source's without this")
     return replace(
         filling,
-        unfilled=tuple(path for path in filling.unfilled if path not in ours),
-        unused=tuple(path for path in filling.unused if path not in theirs),
+        unfilled=tuple(path for path in filling.unfilled if path not in model_buffers),
+        unused=tuple(path for path in filling.unused if path not in source_buffers),
         assumed=tuple(assumed),
     )
 
@@ -719,7 +719,7 @@ def _use_alternative_forms(one: MatchSide, other: MatchSide) -> tuple[Layer, ...
     alternatives, there = [], other.signatures
     for layer, candidate in zip(one.layers, one.candidates, strict=False):
         names, framework = _kind_names([layer]), layer.kinds[0].framework
-        if candidate.signatures & there or layer.kinds[0].refused or layer.given:
+        if candidate.signatures & there or layer.kinds[0].refused or layer.is_given:
             alternatives.append(layer)
             continue
         if names == {"convolution"}:
@@ -750,7 +750,7 @@ def _drop_name_only_layers(one: MatchSide, other: MatchSide) -> tuple[Layer, ...
         layer
         for layer in one.layers
         if (layer.about.cls and not all(kind.refused for kind in layer.kinds))
-        or layer.given
+        or layer.is_given
         or not all(is_same(layer.tensors[name], leaf) for name, leaf in layer.group(one.tree).items())
     )
 
@@ -766,7 +766,7 @@ def _drop_lone_vectors(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
         shapes = [leaf.shape for leaf in layer.group(one.tree).values()]
         own = not layer.about.cls or all(kind.refused for kind in layer.kinds)
         alone = len(shapes) == 1 and len(shapes[0]) == 1 and not candidate.signatures & there
-        if not (alone and own and not layer.given and (BARE, shapes[0]) in map(_as_vector, there)):
+        if not (alone and own and not layer.is_given and (BARE, shapes[0]) in map(_as_vector, there)):
             left.append(layer)
     return tuple(left)
 
@@ -935,13 +935,13 @@ class _FillBuilder:
 
     def __init__(
         self,
-        theirs: MatchSide,
-        ours: MatchSide,
+        source: MatchSide,
+        target: MatchSide,
         places: Mapping[Path, Path],
         frameworks: tuple[str, str],
         part_orders: Sequence[tuple[AssumedParts, tuple[int, ...]]] = (),
     ) -> None:
-        self.theirs, self.ours, self.places = theirs, ours, places
+        self.source, self.target, self.places = source, target, places
         self._part_orders = part_orders
         self.assumed_parts: list[AssumedParts] = []
         self._frameworks, self._foreign = frameworks, frameworks[0] != frameworks[1]
@@ -959,11 +959,11 @@ class _FillBuilder:
         self.evidence: dict[Path, By] = {}
         self.notes = [
             f"{layer.title}: {kind.refused.replace(TITLE, layer.title)}"
-            for layer in theirs.layers
+            for layer in source.layers
             for kind in layer.kinds
             if kind.refused
         ]
-        self._layers = list(theirs.layers)
+        self._layers = list(source.layers)
         # Tied tensors of the target are filled once: the moves that did so first.
         self._owners: dict[Path, list[Move]] = {}
 
@@ -977,13 +977,13 @@ class _FillBuilder:
             return list(pairs)
         own: dict[str, str] = {}
         for pair in (pair for pair in pairs if pair.source < len(self._layers)):
-            layer, target = self._layers[pair.source], self.ours.layers[pair.target]
+            layer, target = self._layers[pair.source], self.target.layers[pair.target]
             source_kind, _ = self._kinds(layer, target)
             if target.facts.takes is None and target.facts.makes is None:
                 # For a model that was not called, sizes show what has to be determined.
                 layer = self._layers[pair.source] = layer._replace(facts=drop_unknown_orders(layer.facts))
             try:
-                order = plan_reordering(self.theirs.tree, layer, source_kind, target.facts, self._frameworks)
+                order = plan_reordering(self.source.tree, layer, source_kind, target.facts, self._frameworks)
             except MappingError as error:
                 own[layer.title] = error.message
                 continue
@@ -992,16 +992,16 @@ class _FillBuilder:
             takes = layer.facts.takes or target.facts.takes
             makes = layer.facts.makes or target.facts.makes
             self._layers[pair.source] = layer._replace(facts=layer.facts._replace(takes=takes, makes=makes))
-        refused = {**find_unknown_orders(self.theirs.tree, tuple(self._layers)), **own}
-        requested = {self.theirs.title(pair.source) for pair in pairs} & refused.keys()
+        refused = {**find_unknown_orders(self.source.tree, tuple(self._layers)), **own}
+        requested = {self.source.title(pair.source) for pair in pairs} & refused.keys()
         self.notes += [sentence for title, sentence in refused.items() if title in requested]
-        return [pair for pair in pairs if self.theirs.title(pair.source) not in requested]
+        return [pair for pair in pairs if self.source.title(pair.source) not in requested]
 
     def _arrange_parts(
         self, pair: LayerPair, reordering: FeatureReordering, pairs: Sequence[LayerPair]
     ) -> FeatureReordering:
         """Return the reordering with that of parts which the two models join in different orders."""
-        layer, target = self._layers[pair.source], self.ours.layers[pair.target]
+        layer, target = self._layers[pair.source], self.target.layers[pair.target]
         kind, _ = self._kinds(layer, target)
         if not self._partners:
             self._partners.update(self._calls_of_partners(pairs))
@@ -1009,7 +1009,7 @@ class _FillBuilder:
             part._replace(number=self._partners.get(part.number, -1)) if part.origin == "call" else part
             for part in layer.facts.parts
         )
-        shapes = {name: leaf.shape for name, leaf in canonical_tensors(self.theirs.tree, layer, kind).items()}
+        shapes = {name: leaf.shape for name, leaf in canonical_tensors(self.source.tree, layer, kind).items()}
         if "kernel" not in shapes:
             return reordering
         arranged = feature_orders.arrange_parts(
@@ -1028,23 +1028,25 @@ class _FillBuilder:
         """Yield the calls of the source's layers, each with that of the paired layer in the target."""
         for pair in pairs:
             for path in self._layers[pair.source].tensors.values() if pair.source < len(self._layers) else ():
-                leaf = self.theirs.tree[path]
+                leaf = self.source.tree[path]
                 use = leaf.use if isinstance(leaf, Leaf) else None
                 if use is not None and use.call.number >= 0:
-                    yield use.call.number, self.ours.candidates[pair.target].call.number
+                    yield use.call.number, self.target.candidates[pair.target].call.number
 
     def add(self, pair: LayerPair) -> None:
         """Add one pair: its moves, its additional tensors, and its evidence."""
         if pair.source >= len(self._layers):
             self._add_bare(pair)
             return
-        layer, target = self._layers[pair.source], self.ours.layers[pair.target]
+        layer, target = self._layers[pair.source], self.target.layers[pair.target]
         source_kind, target_kind = self._kinds(layer, target)
         order = self._reordered.get(pair.source, FeatureReordering())
         facts = target.facts._replace(flatten=order.flatten)
         # Only one framework's shapes show how a depthwise kernel is divided.
-        layer = layer._replace(facts=layer.facts._replace(flatten=order.flatten, wanted=target.facts.wanted))
-        done = convert_layer(self.theirs.tree, layer, source_kind, target_kind, facts, order.rules)
+        layer = layer._replace(
+            facts=layer.facts._replace(flatten=order.flatten, target_shapes=target.facts.target_shapes)
+        )
+        done = convert_layer(self.source.tree, layer, source_kind, target_kind, facts, order.rules)
         self.assumed += order.assumed
         self.turned |= (
             not self._foreign
@@ -1071,13 +1073,13 @@ class _FillBuilder:
         self.added |= {
             stored[name]: leaf for name, leaf in done.added.items() if name in stored and name not in own
         }
-        left = ((path, self.theirs.tree[path]) for path in done.left)
+        left = ((path, self.source.tree[path]) for path in done.left)
         self.left |= {path for path, leaf in left if isinstance(leaf, Leaf) and leaf.role == "buffer"}
         self.assumed += done.assumed
 
     def describe_layers(self) -> Sequence[str]:
         """Record the assumptions about matched layers; return notes on the requirements of their kinds."""
-        tree, done = self.theirs.tree, self.done
+        tree, done = self.source.tree, self.done
         # These differences do not exist between two models of the same framework.
         needs = kind_notes.describe_kinds(done) if self._foreign else ()
         if self._foreign or self.turned:
@@ -1088,7 +1090,7 @@ class _FillBuilder:
             self.assumed += describe_image_sized_inputs(tree, tuple(done))
             self.assumed += describe_pixel_shuffles(tree, tuple(done))
             targets = [target for _, target in self.both]
-            self.assumed += kind_notes.describe_assumed_products(targets, self.ours.tree)
+            self.assumed += kind_notes.describe_assumed_products(targets, self.target.tree)
         self.assumed += kind_notes.describe_differences(self.both, foreign=self._foreign)
         self.assumed += kind_notes.describe_own_calls(target for _, target in self.both)
         return tuple(needs)
@@ -1102,10 +1104,10 @@ class _FillBuilder:
     def _kinds(self, layer: Layer, target: Layer) -> tuple[LayerKind, LayerKind]:
         """Return the kinds for reading and writing; the target decides if the source is ambiguous."""
         for source_kind in layer.kinds:
-            signature = layer_signature(self.theirs.tree, layer, source_kind)
+            signature = layer_signature(self.source.tree, layer, source_kind)
             for target_kind in target.kinds:
                 if signature is not None and signature == layer_signature(
-                    self.ours.tree, target, target_kind
+                    self.target.tree, target, target_kind
                 ):
                     return source_kind, target_kind
         raise AssertionError("the solver pairs what fits")
@@ -1115,22 +1117,22 @@ class _FillBuilder:
         before = self._owners.setdefault(path, moves)
         if before is moves:
             return True
-        one, other = (_read_value(self.theirs.tree, move) for move in (before, moves))
+        one, other = (_read_value(self.source.tree, move) for move in (before, moves))
         if one != other:
             raise MappingError(
                 "the model has one shared tensor where the source has two different ones",
-                expected=self.theirs.tree.names[before[0].source],
-                found=self.theirs.tree.names[moves[0].source],
+                expected=self.source.tree.names[before[0].source],
+                found=self.source.tree.names[moves[0].source],
             )
         self.left |= {move.source for move in moves}
         return False
 
     def _add_bare(self, pair: LayerPair) -> None:
-        source = self.theirs.bare[pair.source - len(self._layers)]
-        path = self.places[self.ours.bare[pair.target - len(self.ours.layers)]]
-        leaf, name = self.theirs.tree[source], self.theirs.title(pair.source)
-        self.matched.append(LayerMatch(name, self.ours.title(pair.target), BARE, pair.by))
-        own = self.ours.tree[self.ours.bare[pair.target - len(self.ours.layers)]]
+        source = self.source.bare[pair.source - len(self._layers)]
+        path = self.places[self.target.bare[pair.target - len(self.target.layers)]]
+        leaf, name = self.source.tree[source], self.source.title(pair.source)
+        self.matched.append(LayerMatch(name, self.target.title(pair.target), BARE, pair.by))
+        own = self.target.tree[self.target.bare[pair.target - len(self.target.layers)]]
         move = Move(source, path, KEEP)
         if self._foreign and isinstance(leaf, Leaf) and isinstance(own, Leaf) and leaf.shape != own.shape:
             self.assumed.append(f"{name}: a vector, {list(leaf.shape)} here, {list(own.shape)} in the model")

@@ -31,7 +31,7 @@ class _ConvolutionOutput(NamedTuple):
     either: tuple[int, ...]
 
 
-def find_unknown_orders(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:  # noqa: C901 - one walk
+def find_unknown_orders(tree: Tree, layers: tuple[Layer, ...]) -> Mapping[str, str]:  # noqa: C901 - one walk
     """Return by title why layers cannot be converted without an option for their input or output order.
 
     This applies to layers after a convolution with more inputs than its channels: dense and recurrent
@@ -46,13 +46,13 @@ def find_unknown_orders(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, st
     gives = 0
     waiting: list[Layer] = []
     outputs: set[int] = set()
-    with_images = any(layer.kind_names & _CONVOLUTIONS for layer in found)
-    produced = _vector_widths(tree, found) if with_images else set()
+    with_images = any(layer.kind_names & _CONVOLUTIONS for layer in layers)
+    produced = _vector_widths(tree, layers) if with_images else set()
     # Whether no layer has used the output of the last convolution yet.
     pending = False
-    by_name = is_by_name(tree, found)
-    last = _last_images(tree, found)
-    for layer in found:
+    by_name = is_by_name(tree, layers)
+    last = _last_images(tree, layers)
+    for layer in layers:
         names = layer.kind_names
         if names & _CONVOLUTIONS:
             images, gives, pending = _convolution_output(tree, layer), 0, True
@@ -103,29 +103,29 @@ def find_unknown_orders(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, st
                 refused[layer.title] = _explain_candidates(
                     layer, inputs, images, _select_images(inputs, images, every, last, by_name), by_name
                 )
-    if by_name and not refused and not any(_takes_image(layer) for layer in found):
-        refused = _refuse_untaken_images(tree, found, every)
-    unflattened = _refuse_unflattened(tree, found)
-    shuffled = _refuse_shuffled(tree, found)
-    refused |= _refuse_other_images(tree, found, every, last)
-    return {**shuffled, **_refuse_image_widths(tree, found, refused, unflattened), **unflattened, **refused}
+    if by_name and not refused and not any(_takes_image(layer) for layer in layers):
+        refused = _refuse_untaken_images(tree, layers, every)
+    unflattened = _refuse_unflattened(tree, layers)
+    shuffled = _refuse_shuffled(tree, layers)
+    refused |= _refuse_other_images(tree, layers, every, last)
+    return {**shuffled, **_refuse_image_widths(tree, layers, refused, unflattened), **unflattened, **refused}
 
 
-def decide_images(tree: Tree, found: tuple[Layer, ...]) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
+def decide_images(tree: Tree, result: tuple[Layer, ...]) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
     """Return the layers with the flattened images that the sizes of all layers leave possible, and sentences.
 
     An image that no convolution takes has to go somewhere. If a layer's input size is that of exactly one
     such image, with as many places as a square, and neither a vector nor another layer explains it, then
     the layer takes the image, in its framework's own order. All other inputs stay unknown.
     """
-    if any(not _is_followed(layer) for layer in found) or not find_unknown_orders(tree, found):
-        return found, ()
-    if _refuse_unflattened(tree, found) or _refuse_shuffled(tree, found):
-        return found, ()  # its images may come from dense layers, as in a decoder
-    ends = _untaken_images(tree, found)
-    inputs = {at: _input_width(tree, layer) for at, layer in enumerate(found) if _takes_vector(layer)}
-    produced = _vector_widths(tree, found)
-    dense = _vector_widths(tree, (layer for layer in found if not layer.kind_names & _CONVOLUTIONS))
+    if any(not _is_followed(layer) for layer in result) or not find_unknown_orders(tree, result):
+        return result, ()
+    if _refuse_unflattened(tree, result) or _refuse_shuffled(tree, result):
+        return result, ()  # its images may come from dense layers, as in a decoder
+    ends = _untaken_images(tree, result)
+    inputs = {at: _input_width(tree, layer) for at, layer in enumerate(result) if _takes_vector(layer)}
+    produced = _vector_widths(tree, result)
+    dense = _vector_widths(tree, (layer for layer in result if not layer.kind_names & _CONVOLUTIONS))
     vectors = dense - set(inputs.values())
     able: dict[int, _ConvolutionOutput] = {}
     for at, width in inputs.items():
@@ -137,14 +137,14 @@ def decide_images(tree: Tree, found: tuple[Layer, ...]) -> tuple[tuple[Layer, ..
         sizes = {inputs[at] for at, image in able.items() if image == images}
         if len(sizes) > count or images.channels in set(inputs.values()) - dense:
             able = {at: image for at, image in able.items() if image != images}
-    layers, sentences = list(found), []
+    layers, sentences = list(result), []
     for at, images in able.items():
         shape = (*_places(inputs[at], images), images.channels)
-        layers[at] = found[at]._replace(facts=found[at].facts._replace(flatten=shape))
+        layers[at] = result[at]._replace(facts=result[at].facts._replace(flatten=shape))
         stated = ",".join(map(str, shape))
         sentences.append(
-            f"{found[at].title} takes {stated} flattened, because no convolution takes the image of "
-            f"{images.channels:,} channels (if not: --flatten '{found[at].title}=no')"
+            f"{result[at].title} takes {stated} flattened, because no convolution takes the image of "
+            f"{images.channels:,} channels (if not: --flatten '{result[at].title}=no')"
         )
     return tuple(layers), tuple(sentences)
 
@@ -196,24 +196,24 @@ def _has_image_size(count: int, images: _ConvolutionOutput) -> bool:
     return many and not twice and any(places % side == 0 and places < 2 * side * side for side in sides)
 
 
-def list_open_orders(tree: Tree, found: tuple[Layer, ...]) -> frozenset[str]:
+def list_open_orders(tree: Tree, layers: tuple[Layer, ...]) -> frozenset[str]:
     """Return the titles of layers whose order of inputs or outputs only an option or a call states."""
     lost = (
         layer.title
-        for layer in found
+        for layer in layers
         if not layer.kind_names & _CONVOLUTIONS
         and ((layer.facts.takes == UNKNOWN and layer.facts.flatten is None) or layer.facts.makes == UNKNOWN)
     )
-    return frozenset((*lost, *find_unknown_orders(tree, found)))
+    return frozenset((*lost, *find_unknown_orders(tree, layers)))
 
 
-def is_by_name(tree: Tree, found: Sequence[Layer]) -> bool:
+def is_by_name(tree: Tree, layers: Sequence[Layer]) -> bool:
     """Return whether a file may list layers by name, so that their order is unknown.
 
     Weight files of Keras 3 always do: HDF5 sorts the groups of a folder.
     """
     root = tree.containers.get(())
-    titles = [layer.title for layer in found]
+    titles = [layer.title for layer in layers]
     keras = root is not None and isinstance(root.state, dict) and "group" in root.state
     return keras or titles == sorted(titles)
 
@@ -301,13 +301,13 @@ def _vector_widths(tree: Tree, layers: Iterable[Layer]) -> set[int]:
     return widths
 
 
-def describe_image_sized_inputs(tree: Tree, found: tuple[Layer, ...]) -> Iterator[str]:
+def describe_image_sized_inputs(tree: Tree, layers: tuple[Layer, ...]) -> Iterator[str]:
     """Yield a sentence for each dense layer with as many inputs as a colour image has values.
 
     A model without a convolution may flatten one too; no tensor shows it.
     """
-    produced = _vector_widths(tree, found)
-    for layer in found:
+    produced = _vector_widths(tree, layers)
+    for layer in layers:
         if layer.kind_names != {"dense"} or not _is_input_unknown(layer):
             continue
         inputs = _input_width(tree, layer)
@@ -362,13 +362,13 @@ def _refuse_shuffled(tree: Tree, layers: tuple[Layer, ...]) -> dict[str, str]:
     return refused
 
 
-def describe_pixel_shuffles(tree: Tree, found: tuple[Layer, ...]) -> Iterator[str]:
+def describe_pixel_shuffles(tree: Tree, layers: tuple[Layer, ...]) -> Iterator[str]:
     """Yield a sentence for convolutions at the ends of a model that may be next to a pixel shuffle.
 
     The first has 4, 9 or 16 times as many input channels as a colour image; the last outputs that
     many times the input channels of the first.
     """
-    sides = _image_sides(tree, found)
+    sides = _image_sides(tree, layers)
     inputs, values = {takes for _, takes, _ in sides}, {gives for _, _, gives in sides}
     if None in inputs | values or not sides:
         return

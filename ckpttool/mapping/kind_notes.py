@@ -229,7 +229,7 @@ def describe_assumed_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -
         if _may_be_a_norm(layer, group):
             images.append(layer.title)
         shape = next((leaf.shape for leaf in group.values() if len(leaf.shape) == 2), (0, 1))
-        if layer.given or any(leaf.use is not None and leaf.use.role for leaf in group.values()):
+        if layer.is_given or any(leaf.use is not None and leaf.use.role for leaf in group.values()):
             continue  # stated, or recorded by the file's computation
         if kind.name != "dense":
             unsaid = kind.name == "layer_norm" and not (about.cls or _NORM.search(layer.title.lower()))
@@ -323,7 +323,7 @@ def _format_kind_options(titles: Sequence[str], kind: str) -> str:
 def _may_be_a_norm(layer: Layer, group: Mapping[str, Leaf]) -> bool:
     """Return whether a convolution's only weight [C, S, S] could belong to a norm over a square image."""
     shape = next(iter(group.values())).shape if len(group) == 1 else ()
-    unsaid = layer.kinds[0].name == "convolution" and not (layer.about.cls or layer.given)
+    unsaid = layer.kinds[0].name == "convolution" and not (layer.about.cls or layer.is_given)
     return unsaid and len(shape) == 3 and shape[1] == shape[2] > 1
 
 

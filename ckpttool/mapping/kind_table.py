@@ -76,15 +76,15 @@ def _write_cell(gates: int, canonical: Group, facts: LayerFacts) -> LayerMapping
     whole = inputs + width // gates
     order = _gate_order_rule(gates, 1).inverse(canonical[KERNELS[0]])
     back = _gate_order_rule(gates, 0).inverse(bias)
-    given = [name for name in BIASES if name in canonical]
-    terms = len(given) + (gates > 1)
+    biases = [name for name in BIASES if name in canonical]
+    terms = len(biases) + (gates > 1)
     last = (SumTerm(terms),) if terms > 1 else ()
     rows = (
         TensorMapping("kernel", KERNELS[0], chain_rules(order, AxisSlice(0, 0, inputs, whole).inverse(bias))),
         TensorMapping(
             "kernel", KERNELS[1], chain_rules(order, AxisSlice(0, inputs, whole, whole).inverse(bias))
         ),
-        *(TensorMapping("bias", name, chain_rules(back, *last)) for name in given),
+        *(TensorMapping("bias", name, chain_rules(back, *last)) for name in biases),
     )
     if gates == 1:
         return LayerMapping(rows)
@@ -205,11 +205,11 @@ for _kind in KINDS:
 @cache
 def kinds_by_names() -> Mapping[tuple[str, frozenset[str]], tuple[LayerKind, ...]]:
     """Return a framework's kinds by tensor names, because only a few kinds match any module's names."""
-    found: dict[tuple[str, frozenset[str]], tuple[LayerKind, ...]] = {}
+    kinds: dict[tuple[str, frozenset[str]], tuple[LayerKind, ...]] = {}
     for kind in KINDS:
         for names in kind.namings:
-            found[kind.framework, names] = (*found.get((kind.framework, names), ()), kind)
-    return found
+            kinds[kind.framework, names] = (*kinds.get((kind.framework, names), ()), kind)
+    return kinds
 
 
 # Layers in agents' networks, with the names used by their codebases.

@@ -77,7 +77,7 @@ class LayerFacts(NamedTuple):
 
     `number` is a value that a kind needs and the tensors do not show: an attention's heads, a
     depthwise convolution's multiplier, the shared axes of a PReLU. `flatten` is the shape (H, W, C)
-    of the image that a dense layer receives flattened; () means that there is none. `wanted` are the
+    of the image that a dense layer receives flattened; () means that there is none. `target_shapes` are the
     target's own shapes by stored name. `takes` and `makes` are the orders of its input and output
     features, UNKNOWN if they could not be followed, None without evidence. `parts` are those of its input's
     features; `cut` means that the target uses its output in parts.
@@ -85,7 +85,7 @@ class LayerFacts(NamedTuple):
 
     number: int | None = None
     flatten: Shape | None = None
-    wanted: Mapping[str, Shape] = MappingProxyType({})
+    target_shapes: Mapping[str, Shape] = MappingProxyType({})
     takes: AxisOrder | None = None
     makes: AxisOrder | None = None
     parts: Parts = ()
@@ -276,7 +276,7 @@ def _keras_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:
 
 
 def _head_count(facts: LayerFacts) -> int | None:
-    shape = facts.wanted.get("query/kernel")
+    shape = facts.target_shapes.get("query/kernel")
     return shape[1] if shape is not None and len(shape) == 3 else None
 
 
@@ -540,7 +540,7 @@ def depthwise_kernel_rule(weight: Leaf, facts: LayerFacts) -> tuple[Rule, tuple[
     M is given as a number, or by the kernel of the target; otherwise it is 1.
     """
     outputs, space = weight.shape[0], weight.shape[2:]
-    shape = next((s for name, s in facts.wanted.items() if name.endswith("kernel")), None)
+    shape = next((s for name, s in facts.target_shapes.items() if name.endswith("kernel")), None)
     multiplier = facts.number or (shape[-1] if shape else 1)
     if multiplier < 1 or outputs % multiplier:
         raise MappingError(
@@ -901,7 +901,7 @@ def _write_batch_keras(canonical: Group, facts: LayerFacts) -> LayerMapping:
     fills = {
         stored: constant_tensor(like.dtype, like.shape, _TAKEN_FOR_GRANTED[name])
         for name, stored in _SPELLED.items()
-        if name not in canonical and stored in facts.wanted
+        if name not in canonical and stored in facts.target_shapes
     }
     return LayerMapping(rows, fills, leftover_names(canonical, rows))
 
@@ -947,7 +947,7 @@ def _read_alpha(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG00
 
 def _alpha_shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:
     (channels,) = canonical["alpha"].shape
-    return {"alpha": facts.wanted.get("alpha", (*(1,) * (facts.number or 0), channels))}
+    return {"alpha": facts.target_shapes.get("alpha", (*(1,) * (facts.number or 0), channels))}
 
 
 def _image_norm_kinds(rank: int) -> tuple[LayerKind, ...]:
@@ -1066,7 +1066,7 @@ class _CellForm(NamedTuple):
                 fills |= apply_rule(row.stored, back, constant_tensor(like.dtype, (width,), 0.0))
         if not biases:
             zeros = constant_tensor(like.dtype, self._length(width), 0.0)
-            fills = {name: zeros for name in self.names[2:] if name in facts.wanted}
+            fills = {name: zeros for name in self.names[2:] if name in facts.target_shapes}
         return LayerMapping(tuple(rows), fills)
 
     def _canonical(self, shape: Shape) -> Shape:

@@ -110,7 +110,7 @@ class Layer(NamedTuple):
 
     `kinds` are the kinds of layer that fit, empty if not computed (`find_modules`). A PyTorch module
     of several recurrent layers is split into several layers, each with its `part`: "l0",
-    "l0_reverse". `told` contains facts from options, `about` facts from the file; `given` means that
+    "l0_reverse". `told` contains facts from options, `about` facts from the file; `is_given` means that
     an option names its kind. `last` is the name of the module that contains the tensors, which
     differs from the layer's for a cell. `evidence` states why its kind was assumed among several.
     """
@@ -121,7 +121,7 @@ class Layer(NamedTuple):
     part: str = ""
     facts: LayerFacts = NO_FACTS
     about: ModuleInfo = NO_MODULE_INFO
-    given: bool = False
+    is_given: bool = False
     last: str = ""
     evidence: str = ""
 
@@ -543,7 +543,7 @@ class LayerConversion(NamedTuple):
 def find_layers(
     tree: Tree,
     framework: str,
-    given: Sequence[LayerOption] = (),
+    options: Sequence[LayerOption] = (),
     described: Mapping[Path, ModuleInfo] | None = None,
     *,
     classes: bool = True,
@@ -557,21 +557,21 @@ def find_layers(
     Args:
         tree: the tensors.
         framework: the one whose names they have.
-        given: the user's options.
+        options: the user's options.
         described: for tensors of whole modules, the facts from the file about their module.
         classes: an unknown class prevents tensors from being read as a layer. Between two models of the same
             framework it has no effect.
         composed: kinds of several modules that are recognised without being requested.
     """
     requested: dict[str, Callable[[str], bool]] = {
-        name: partial(_matches_choice, [choice for choice in given if choice.kind == name])
-        for name in {choice.kind for choice in given}
+        name: partial(_matches_choice, [choice for choice in options if choice.kind == name])
+        for name in {choice.kind for choice in options}
         if name is not None
     }
     requested |= dict.fromkeys(composed, lambda _: True)
     layers = []
     used: set[int] = set()
-    named = partial(_matches_choice, [choice for choice in given if choice.kind is not None])
+    named = partial(_matches_choice, [choice for choice in options if choice.kind is not None])
     for module in find_modules(tree, framework, requested, described, named):
         group = module.group(tree)
         fitting = candidate_kinds(group, framework, module.last)
@@ -582,13 +582,13 @@ def find_layers(
         if not fitting:
             continue
         layer = module._replace(kinds=fitting, facts=_recorded_facts(module.about, fitting, group))
-        recorded = {n: choice for n, choice in enumerate(given) if choice.fits(layer.title)}
+        recorded = {n: choice for n, choice in enumerate(options) if choice.fits(layer.title)}
         used |= recorded.keys()
         layer = _apply_options(layer, list(recorded.values()), group, framework)
         if not any(choice.kind for choice in recorded.values()):
             layer = layer._replace(kinds=narrow_kinds(layer.kinds, group, module.about, classes=classes))
         layers.append(layer)
-    for number, choice in enumerate(given):
+    for number, choice in enumerate(options):
         if number not in used:
             raise UsageError(
                 "no layer matches this name",
@@ -676,7 +676,7 @@ def _with_both_orientations(tree: Tree, layers: Sequence[Layer]) -> tuple[Layer,
         group = layer.group(tree)
         both = oriented_kinds(group, layer.kinds[0].framework)
         recorded = _recorded_kinds(layer.kinds, group)
-        decided = layer.about.cls or layer.kinds[0].refused or layer.given or recorded
+        decided = layer.about.cls or layer.kinds[0].refused or layer.is_given or recorded
         unsure = len(both) > 1 and layer.kind_names == {"dense"} and not decided
         layers_.append(layer._replace(kinds=both) if unsure else layer)
     return tuple(layers_)
@@ -730,7 +730,7 @@ def _apply_options(
             facts=facts._replace(
                 number=facts.number if choice.facts.number is None else choice.facts.number,
                 flatten=facts.flatten if choice.facts.flatten is None else choice.facts.flatten,
-                wanted=choice.facts.wanted or facts.wanted,
+                target_shapes=choice.facts.target_shapes or facts.target_shapes,
                 takes=takes or facts.takes,
                 makes=makes or facts.makes,
             )
@@ -752,7 +752,7 @@ def _apply_options(
             raise UsageError(
                 f"the kind of the layer cannot be {choice.kind}", path=layer.title, expected=" or ".join(able)
             )
-        layer = layer._replace(kinds=fitting[:1], given=True)
+        layer = layer._replace(kinds=fitting[:1], is_given=True)
     return layer
 
 
@@ -889,7 +889,7 @@ def _kind_name(layer: Layer) -> str:
     return layer.kinds[0].name
 
 
-def torch_names(found: tuple[Layer, ...]) -> Naming:
+def torch_names(layers: tuple[Layer, ...]) -> Naming:
     """Return the names of Keras layers' tensors in a state_dict.
 
     Keras stores a recurrent layer's variables in its cell, the two directions of a Bidirectional in separate
@@ -898,7 +898,7 @@ def torch_names(found: tuple[Layer, ...]) -> Naming:
     keras/src/layers/attention/multi_head_attention.py, torch/nn/modules/rnn.py.
     """
     directions: dict[Name, set[str]] = {}
-    for layer in found:
+    for layer in layers:
         match = DIRECTION_NAME.fullmatch(layer.name[-1]) if layer.name else None
         if match and _kind_name(layer) in RECURRENT_KIND_NAMES:
             directions.setdefault(layer.name[:-1], set()).add(match[1])
@@ -914,10 +914,10 @@ def torch_names(found: tuple[Layer, ...]) -> Naming:
     return named
 
 
-def tensorflow_names(found: tuple[Layer, ...]) -> Naming:
+def tensorflow_names(layers: tuple[Layer, ...]) -> Naming:
     """Return the names of torch layers' tensors under Keras objects."""
     parts: dict[Name, set[str]] = {}
-    for layer in found:
+    for layer in layers:
         if layer.part:
             parts.setdefault(layer.name, set()).add(layer.part)
 

@@ -692,7 +692,7 @@ class _Widths(NamedTuple):
     known: bool = True
 
 
-def decide_kinds(tree: Tree, found: Sequence[Layer], *, ordered: bool) -> tuple[Layer, ...]:
+def decide_kinds(tree: Tree, result: Sequence[Layer], *, ordered: bool) -> tuple[Layer, ...]:
     """Return PyTorch layers with the kind for which there is evidence, and the evidence itself.
 
     With `ordered`, the file lists the layers in the order in which the model creates them. A PyTorch matrix
@@ -701,10 +701,10 @@ def decide_kinds(tree: Tree, found: Sequence[Layer], *, ordered: bool) -> tuple[
     evidence. Evidence that is missing or contradictory decides nothing: the layer keeps all of its kinds.
     Each decision is an assumption, because a program may use any name and any width.
     """
-    unknown = [at for at, layer in enumerate(found) if _is_undecided(layer)]
+    unknown = [at for at, layer in enumerate(result) if _is_undecided(layer)]
     if not unknown:
-        return tuple(found)
-    layers, widths = list(found), [_layer_widths(tree, layer) for layer in found]
+        return tuple(result)
+    layers, widths = list(result), [_layer_widths(tree, layer) for layer in result]
     neighbours = _Neighbours(tree, layers, widths, ordered=ordered)
     decisions = (neighbours.named, neighbours.matrix, neighbours.window, neighbours.twin)
     changed = True
@@ -723,7 +723,7 @@ def decide_kinds(tree: Tree, found: Sequence[Layer], *, ordered: bool) -> tuple[
 def _is_undecided(layer: Layer) -> bool:
     """Return whether tensors leave the kind of a PyTorch layer open, and no class or option decides."""
     names = layer.kind_names
-    unknown = not (layer.given or any(kind.refused for kind in layer.kinds))
+    unknown = not (layer.is_given or any(kind.refused for kind in layer.kinds))
     return unknown and names in (_MATRIX_KINDS, _WINDOW_KINDS) and layer.kinds[0].framework == "torch"
 
 
@@ -794,7 +794,7 @@ class _Neighbours:
     def _after(self, at: int) -> list[_Widths]:
         return self.widths[at + 1 :] + ([] if self.ordered else self.widths[:at])
 
-    def _taken(self, at: int) -> frozenset[int]:
+    def _used(self, at: int) -> frozenset[int]:
         """Return the input sizes of the other layers."""
         return _union(width.takes for other, width in enumerate(self.widths) if other != at)
 
@@ -803,7 +803,7 @@ class _Neighbours:
         word = _last_word(self.layers[at])
         if self._kinds(at) == _WINDOW_KINDS:
             return ("depthwise", _BY_NAME) if _DEPTHWISE_NAME.fullmatch(word) else None
-        (rows, columns), inputs = self._shape(at), self._taken(at)
+        (rows, columns), inputs = self._shape(at), self._used(at)
         if _EMBEDDING_NAME.fullmatch(word) and (columns in inputs or rows not in inputs):
             return "embedding", _BY_NAME
         if _DENSE_NAME.fullmatch(word) and (rows in inputs or columns not in inputs):
@@ -830,7 +830,7 @@ class _Neighbours:
         before, after = self.preceding.get(at), self.following.get(at)
         previous = self.widths[before] if before is not None else _Widths()
         following = self.widths[after] if after is not None else _Widths()
-        inputs = self._taken(at)
+        inputs = self._used(at)
         users = [following] if self.ordered else self._after(at)
         used = _union(user.takes for user in users if user.known)
         if (

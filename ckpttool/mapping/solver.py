@@ -309,20 +309,20 @@ class NameScope:
 
 
 def pair_scopes(
-    theirs: NameScope, ours: NameScope, agree: Callable[[NameScope, NameScope], bool]
+    source: NameScope, target: NameScope, agree: Callable[[NameScope, NameScope], bool]
 ) -> list[tuple[NameScope, NameScope]]:
     """Return the child modules with the same name in two modules.
 
     Numbers count as names if both sides have the same ones, or if all of one side's list are in the
     other's, and all of these modules `agree`.
     """
-    named, shifted = ours.named(), _shifted_names(theirs, ours)
+    named, shifted = target.named(), _shifted_names(source, target)
     scopes = [
         (child, named[text])
-        for text, child in theirs.named().items()
+        for text, child in source.named().items()
         if text in named and text not in shifted
     ]
-    mine, others = theirs.numbered(), ours.numbered()
+    mine, others = source.numbered(), target.numbered()
     both = [step for step in mine if step in others]
     lists = all(step.isdecimal() for step in (*mine, *others))
     if both and (
@@ -370,7 +370,7 @@ def build_scope(every: Sequence[LayerCandidate], some: Iterable[int]) -> NameSco
 
 
 def add_call_places(
-    theirs: Sequence[LayerCandidate], ours: Sequence[LayerCandidate]
+    sources: Sequence[LayerCandidate], targets: Sequence[LayerCandidate]
 ) -> tuple[list[LayerCandidate], list[LayerCandidate], bool]:
     """Return both sides with each layer's position in the order of calls among its settings.
 
@@ -379,8 +379,8 @@ def add_call_places(
     each position; otherwise lone tensors are left out, then outputs count as equal, and then the settings
     stay unchanged. The third result is whether only the order of the outputs distinguishes some positions.
     """
-    sides = list(theirs), list(ours)
-    with_lone = _add_places(sides, lone=True) if any(layer.lone for layer in (*theirs, *ours)) else None
+    sides = list(sources), list(targets)
+    with_lone = _add_places(sides, lone=True) if any(layer.lone for layer in (*sources, *targets)) else None
     return with_lone or _add_places(sides, lone=False) or (*sides, False)
 
 
@@ -529,10 +529,10 @@ def solve(
     targets: Sequence[LayerCandidate],
     *,
     in_order: bool = True,
-    given: Sequence[tuple[str, str]] = (),
+    pairs: Sequence[tuple[str, str]] = (),
     accept_order: bool = False,
 ) -> Solution:
-    """Return the source for each target; raise UsageError for a name in `given` that does not exist.
+    """Return the source for each target; raise UsageError for a name in `pairs` that does not exist.
 
     Names are compared from the root: modules with the same name are one scope, and its contents match nothing
     outside. Remaining layers are matched by a unique fit of kind and shape, by words common to both sides, by
@@ -544,10 +544,10 @@ def solve(
         targets: the layers that are to be filled.
         in_order: the source lists its layers in the order of creation; otherwise only numbers in names give
             an order.
-        given: pairs of source and target names of modules or layers.
+        pairs: pairs of source and target names of modules or layers.
         accept_order: the order decides if no other evidence does.
     """
-    return _Solver(sources, targets, in_order=in_order, accept_order=accept_order).solved(given)
+    return _Solver(sources, targets, in_order=in_order, accept_order=accept_order).solved(pairs)
 
 
 class _Solver:
@@ -579,10 +579,10 @@ class _Solver:
         self._links: tuple[tuple[_Links, _Links], ...] = (({}, {}), ({}, {}), ({}, {}))
         self._linked = 0
 
-    def solved(self, given: Sequence[tuple[str, str]]) -> Solution:
+    def solved(self, pairs: Sequence[tuple[str, str]]) -> Solution:
         """Return the complete solution."""
         matched: tuple[set[int], set[int]] = set(), set()
-        for sources, targets in given:
+        for sources, targets in pairs:
             left = (
                 # A layer that the source shares may fill several of the model's.
                 _find_below(self.sources, sources, matched[0]) or _find_below(self.sources, sources, ()),
@@ -593,7 +593,7 @@ class _Solver:
                     raise UsageError("no layer matches the name in --match", found=names)
             for known, word in zip(matched, left, strict=True):
                 known |= set(word)
-            self._given(*left)
+            self._stated(*left)
         rest = [
             build_scope(every, [n for n in range(len(every)) if n not in known])
             for every, known in zip((self.sources, self.targets), matched, strict=True)
@@ -609,7 +609,7 @@ class _Solver:
             tuple(sorted(self.normed, key=lambda pair: pair.target)),
         )
 
-    def _given(self, sources: list[int], targets: list[int]) -> None:
+    def _stated(self, sources: list[int], targets: list[int]) -> None:
         if len(sources) == len(targets) == 1:
             fits = self._fits(sources[0], targets[0])
             (self.pairs if fits else self.misfits).append(LayerPair(sources[0], targets[0], "given"))

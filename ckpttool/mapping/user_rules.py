@@ -270,21 +270,21 @@ def _require_fit(rules: RuleFile, way: RuleEntry, leaf: Leaf | ValueLeaf, name: 
         ) from error
 
 
-def plan_from_rules(rules: RuleFile, found: RuleApplication, *, objects: bool) -> Plan:
+def plan_from_rules(rules: RuleFile, application: RuleApplication, *, objects: bool) -> Plan:
     """Return the plan for named targets: entries of dicts, or with `objects` edges of TensorFlow's objects.
 
     A slash in a target's name leads into an inner dict or object; leaves dropped by the file are
     consumed.
     """
-    names = [*(name for _, name, _ in found.ways), *(row.target for row in rules.added)]
+    names = [*(name for _, name, _ in application.ways), *(row.target for row in rules.added)]
     places = _target_paths(names, objects=objects)
-    dropped = format_count(len(found.dropped), "entry is", "entries are")
+    dropped = format_count(len(application.dropped), "entry is", "entries are")
     return Plan(
-        tuple(Move(path, places[name], rule) for path, name, rule in found.ways),
+        tuple(Move(path, places[name], rule) for path, name, rule in application.ways),
         {places[row.target]: row.leaf for row in rules.added},
         labels={places[name]: Label("parameter", name) for name in names} if objects else {},
-        consumed=found.dropped,
-        notes=(f"{dropped} dropped by the rules",) if found.dropped else (),
+        consumed=application.dropped,
+        notes=(f"{dropped} dropped by the rules",) if application.dropped else (),
     )
 
 

@@ -58,13 +58,13 @@ def _fold_arrays(v: np.ndarray, g: np.ndarray) -> np.ndarray:
 class WeightNormFold:
     """A tree without weight norm.
 
-    `made` maps each new weight to the leaves it was computed from; `lost` are entries that cannot be
+    `merged` maps each new weight to the leaves it was computed from; `lost` are entries that cannot be
     kept: optimizer state of the removed parameters. `spectral` are tensors of spectral norm, which
     stay.
     """
 
     tree: Tree
-    made: Mapping[Path, tuple[Path, Path]]
+    merged: Mapping[Path, tuple[Path, Path]]
     lost: tuple[Path, ...]
     spectral: tuple[Path, ...]
 
@@ -145,8 +145,8 @@ def _find_pairs(tree: Tree) -> Iterator[_WeightNormPair]:
             source = WeightNormSource(
                 direction.source, length.source, direction.dtype, direction.shape, length.shape
             )
-            ended, begun = (_dotted_name(forms[form])[0] for form in (other, _WEIGHT))
-            native = direction.key.removesuffix(ended) + begun
+            ended, start = (_dotted_name(forms[form])[0] for form in (other, _WEIGHT))
+            native = direction.key.removesuffix(ended) + start
             leaf = replace(direction, source=source, key=native)
             yield _WeightNormPair(path, forms[other], forms[_WEIGHT], leaf)
 

@@ -304,7 +304,7 @@ def wrapper_title(segment: str) -> str:
     return WRAPPERS.get(segment, "an attribute of a LightningModule")
 
 
-def prefix_documents(found: Iterable[DictPrefixes]) -> tuple[Mapping[str, object], ...]:
+def prefix_documents(prefixes: Iterable[DictPrefixes]) -> tuple[Mapping[str, object], ...]:
     """Return the prefixes as JSON objects for a sidecar, without parts of `_metadata` that are not JSON."""
     return tuple(
         {
@@ -315,7 +315,7 @@ def prefix_documents(found: Iterable[DictPrefixes]) -> tuple[Mapping[str, object
             ],
             "metadata": {name: value for name, value in prefixes.metadata.items() if _is_json(value)},
         }
-        for prefixes in found
+        for prefixes in prefixes
     )
 
 
@@ -573,10 +573,10 @@ def _wrapper_lines(prefixes: tuple[DictPrefixes, ...]) -> Iterator[str]:
         yield f"{line}: use convert --strip to remove it"
 
 
-def describe_prefixes(found: tuple[DictPrefixes, ...]) -> Iterator[str]:
+def describe_prefixes(result: tuple[DictPrefixes, ...]) -> Iterator[str]:
     """Yield each prefix with its places: `prefix module. in names under model`."""
     by_segments: dict[tuple[str, ...], list[str]] = {}
-    for prefixes in found:
+    for prefixes in result:
         for wrapped in prefixes.wrapped:
             location = "/".join((*([display(prefixes.where)] if prefixes.where else []), *wrapped.at))
             by_segments.setdefault(wrapped.segments, []).append(location)

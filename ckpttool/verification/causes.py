@@ -743,7 +743,7 @@ def _translate_layer(
     groups = [
         {_catalogue_name(name): _as_leaf(array) for name, array in side.items()} for side in (tensors, like)
     ]
-    facts = LayerFacts(wanted={name: leaf.shape for name, leaf in groups[1].items()})
+    facts = LayerFacts(target_shapes={name: leaf.shape for name, leaf in groups[1].items()})
     for own, other in (("torch", "tensorflow"), ("tensorflow", "torch")):
         kinds = itertools.product(candidate_kinds(groups[0], own), candidate_kinds(groups[1], other))
         for source, target in kinds:
@@ -760,7 +760,7 @@ def _translate_layer(
                     _add_part(leaves, stored, rule.leaf(canonical[name]))
             except MappingError:
                 continue
-            if {name: leaf.shape for name, leaf in leaves.items()} == facts.wanted:
+            if {name: leaf.shape for name, leaf in leaves.items()} == facts.target_shapes:
                 return {names[name]: leaf.array() for name, leaf in leaves.items()}
     return {}
 
