@@ -19,7 +19,7 @@ class _ResizeAxis(NamedTuple):
     """Resizing of one axis: extents, scale, and the part of the input that is taken (start, end)."""
 
     size: int
-    wanted: int
+    target_size: int
     scale: float
     region: tuple[float, float]
 
@@ -75,13 +75,13 @@ def _resize_shape(call: OperatorCall) -> Sequence[Shape]:
         call.get("keep_aspect_ratio_policy"),
         listed[0] if crop else None,
     )
-    return [tuple(axis.wanted for axis in axes)]
+    return [tuple(axis.target_size for axis in axes)]
 
 
 def _source_positions(axis: _ResizeAxis, mode: str) -> np.ndarray:
     """Return the position in the input for each entry of the output, float64 [wanted]."""
-    x, scale = np.arange(axis.wanted, dtype=np.float64), axis.scale
-    size, count, (start, end) = axis.size, axis.wanted, axis.region
+    x, scale = np.arange(axis.target_size, dtype=np.float64), axis.scale
+    size, count, (start, end) = axis.size, axis.target_size, axis.region
     if mode == "half_pixel":
         return (x + 0.5) / scale - 0.5
     if mode == "half_pixel_symmetric":
@@ -134,10 +134,10 @@ def _interpolation_matrix(
     antialias, exclude = settings
     stretch = min(axis.scale, 1.0) if antialias else 1.0
     window = math.ceil(reach / stretch)
-    require_size([axis.wanted, axis.size])
-    require_size([axis.wanted, 2 * window])
-    matrix = np.zeros((axis.wanted, axis.size))
-    rows = np.arange(axis.wanted)
+    require_size([axis.target_size, axis.size])
+    require_size([axis.target_size, 2 * window])
+    matrix = np.zeros((axis.target_size, axis.size))
+    rows = np.arange(axis.target_size)
     for offset in range(-window + 1, window + 1):
         indices = np.floor(positions).astype(np.int64) + offset
         weight = kernel((positions - indices) * stretch)
@@ -170,7 +170,7 @@ def _resize(
     resized = _resize_axes(x.shape, scales, sizes, axes, keep_aspect_ratio_policy, roi if crop else None)
     result, outside = x, np.zeros((), bool)
     for n, axis in enumerate(resized):
-        if axis.wanted == axis.size and axis.scale == 1 and axis.region == (0.0, 1.0):
+        if axis.target_size == axis.size and axis.scale == 1 and axis.region == (0.0, 1.0):
             continue
         positions = _source_positions(axis, coordinate_transformation_mode)
         if crop:

@@ -253,12 +253,12 @@ class _KerasGraphReader:
         title = config_of(dict(document)).name or ""
         return Graph(tuple(self.nodes), tuple(self.inputs), tuple(outputs), self.constants, title)
 
-    def new_name(self, wanted: str) -> str:
+    def new_name(self, stem: str) -> str:
         """Return a name of a value or constant that is not used yet."""
-        name = wanted = wanted or "value"
+        name = stem = stem or "value"
         while name in self.names:
-            name = f"{wanted}:{self.names[wanted]}"
-            self.names[wanted] += 1
+            name = f"{stem}:{self.names[stem]}"
+            self.names[stem] += 1
         self.names[name] = 1
         return name
 
@@ -450,7 +450,7 @@ class _KerasGraphReader:
         # A class of the same name as an operator is not that operator.
         op = f"keras.{cls}" if is_known(cls) else cls
         inputs = tuple(flow.name for flow in flows)
-        self.nodes.append(OperatorNode(op, inputs, names, plain, title, call.scope, call.place))
+        self.nodes.append(OperatorNode(op, inputs, names, plain, title, call.scope, call.module))
         dtype = next((flow.dtype for flow in flows), "float32")
         for name in names:
             self.tracer.shapes[name] = None

@@ -181,40 +181,40 @@ def _bind(arguments: str, positional: Sequence[Any], named: Mapping[str, Any]) -
     return SimpleNamespace(**values)
 
 
-def compute(t: ScriptTranslator, name: str, /, *given: Any, **named: Any) -> Any:
+def compute(t: ScriptTranslator, name: str, /, *positional: Any, **named: Any) -> Any:
     """Return the result of an operation; raise OpaqueError if it is not translated."""
     if name not in _OPERATIONS:
         raise OpaqueError(name)
     arguments, handler = _OPERATIONS[name]
-    return handler(t, _bind(arguments, given, named))
+    return handler(t, _bind(arguments, positional, named))
 
 
-def apply_operation(t: ScriptTranslator, called: str, given: list[Any], named: Mapping[str, Any]) -> Any:
+def apply_operation(t: ScriptTranslator, called: str, args: list[Any], named: Mapping[str, Any]) -> Any:
     """Return the result of an operation by its name in the code; one with tensors may be opaque."""
     name = called.removeprefix("torch.").removeprefix("ops.prim.").removeprefix("ops.aten.")
-    if name not in CONTAINERS and has_kind(given, (UnknownValue,)):
+    if name not in CONTAINERS and has_kind(args, (UnknownValue,)):
         raise OpaqueError("a variable that depends on a condition")
     if name in SILENT:
         return "" if name in ("format", "str") else None
-    tensors = has_kind(given, _TENSORS) or has_kind([*named.values()], _TENSORS)
+    tensors = has_kind(args, _TENSORS) or has_kind([*named.values()], _TENSORS)
     if not tensors and is_number_operation(name):
-        return apply_numbers(t, name, given, named)
+        return apply_numbers(t, name, args, named)
     overwrites = name not in _OPERATIONS and name.endswith("_") and not name.endswith("__")
     count = len(t.build.nodes)
     own = name[:-1] if overwrites else name
     try:
         require(own in _OPERATIONS, called)
-        result = compute(t, own, *given, **named)
+        result = compute(t, own, *args, **named)
     except (OpaqueError, *UNEXPECTED) as error:
         if not isinstance(error, OpaqueError):
             error = OpaqueError(f"arguments of {called}")
         if overwrites or not (tensors or name in _RANDOM):
             raise error from None
         del t.build.nodes[count:]
-        return t.opaque(f"aten::{name}", [*given, *named.values()], _settings([*given, *named.values()]))
+        return t.opaque(f"aten::{name}", [*args, *named.values()], _settings([*args, *named.values()]))
     if overwrites:
-        target = t.tensor(given[0])
-        return t.overwrite(given[0], _cast(t, t.tensor(result), target.dtype))
+        target = t.tensor(args[0])
+        return t.overwrite(args[0], _cast(t, t.tensor(result), target.dtype))
     return result
 
 
@@ -1266,7 +1266,7 @@ def _define_extremes() -> None:
             where = t.build.one(ops[2], x.name, axis=a.dim, keepdims=int(a.keepdim))
             return [values, t.new(where, "int64", values.rank)]
 
-        def place(t: ScriptTranslator, a: Any, op: str = position) -> TensorValue:
+        def location(t: ScriptTranslator, a: Any, op: str = position) -> TensorValue:
             x = t.tensor(a.x)
             name, rank = x.name, x.rank
             if a.dim is None:
@@ -1277,7 +1277,7 @@ def _define_extremes() -> None:
             return t.new(positions, "int64", rank)
 
         _operation(name, "x dim=None keepdim=False")(extreme)
-        _operation(f"arg{name}", "x dim=None keepdim=False")(place)
+        _operation(f"arg{name}", "x dim=None keepdim=False")(location)
 
 
 _define_extremes()

@@ -94,24 +94,24 @@ def is_number_operation(name: str) -> bool:
     return name in _PLAIN or name in ("append", "_set_item", "NumToTensor")
 
 
-def apply_numbers(t: ScriptTranslator, name: str, given: list[Any], named: Mapping[str, Any]) -> Any:
+def apply_numbers(t: ScriptTranslator, name: str, args: list[Any], named: Mapping[str, Any]) -> Any:
     """Return the result of an operation on numbers, lists and texts."""
     if t.shapes is not None and name in CONTAINERS:
-        given = [argument.take(None) if isinstance(argument, PartsValue) else argument for argument in given]
-    if named or any(isinstance(argument, PartsValue) for argument in given):
+        args = [argument.take(None) if isinstance(argument, PartsValue) else argument for argument in args]
+    if named or any(isinstance(argument, PartsValue) for argument in args):
         raise OpaqueError(name)
     if name in ("append", "_set_item"):
-        return change_list(t, given)
+        return change_list(t, args)
     if name == "NumToTensor":
-        number = t.as_number(given[0])
+        number = t.as_number(args[0])
         return t.new(number.name, number.dtype, 0)
-    if has_kind(given, (SizesValue,)):
-        return _apply_sizes(t, name, given)
-    if name not in CONTAINERS and name != "slice" and has_kind(given, (NumberValue,)):
-        return _apply_number_values(t, name, given)
-    _require_small(name, given)
+    if has_kind(args, (SizesValue,)):
+        return _apply_sizes(t, name, args)
+    if name not in CONTAINERS and name != "slice" and has_kind(args, (NumberValue,)):
+        return _apply_number_values(t, name, args)
+    _require_small(name, args)
     try:
-        result = _PLAIN[name](*given)
+        result = _PLAIN[name](*args)
     except (TypeError, ValueError, ArithmeticError, LookupError):
         raise OpaqueError(name) from None
     if (type(result) is int and abs(result) > LAST) or (
@@ -132,10 +132,10 @@ def _require_small(name: str, arguments: Sequence[Any]) -> None:
         raise OpaqueError("a number or list that is too large")
 
 
-def change_list(t: ScriptTranslator, given: Sequence[Any]) -> Any:
+def change_list(t: ScriptTranslator, arguments: Sequence[Any]) -> Any:
     """Append to a list, or set the entry of a list or dict."""
     t.require_outside_branch()
-    values, *rest = given
+    values, *rest = arguments
     if len(rest) == 1:
         values.append(rest[0])
     else:

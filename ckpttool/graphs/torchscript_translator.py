@@ -214,7 +214,7 @@ class ScriptTranslator(ScriptInterpreter):
         self, title: str, location: tuple[tuple[str, ...], str], call: Callable[[], Any], args: Sequence[Any]
     ) -> Any:
         """Return the result of a call; one that cannot be translated is an opaque node."""
-        before = (self.build.scope, self.depth, self.effects, self.build.place, len(self.build.nodes))
+        before = (self.build.scope, self.depth, self.effects, self.build.module, len(self.build.nodes))
         self.build.scope = location[0]
         self.where.append(location[1])
         try:
@@ -228,13 +228,13 @@ class ScriptTranslator(ScriptInterpreter):
             return self.opaque(re.sub(r"\.___torch_mangle_\d+", "", title), args)
         finally:
             self.where.pop()
-            self.build.scope, self.depth, self.build.place = before[0], before[1], before[3]
+            self.build.scope, self.depth, self.build.module = before[0], before[1], before[3]
 
     def opaque(
-        self, title: str, given: Sequence[Any], settings: Mapping[str, Any] | None = None
+        self, title: str, arguments: Sequence[Any], settings: Mapping[str, Any] | None = None
     ) -> TensorValue:
         """Return the result of a node that the table of operators does not have."""
-        name = self.build.add(title, self._tensor_names(given), **(settings or {}))[0]
+        name = self.build.add(title, self._tensor_names(arguments), **(settings or {}))[0]
         return TensorValue(name, None, None, self.new_storage())
 
     def _tensor_names(self, arguments: Sequence[Any]) -> list[str]:
@@ -252,7 +252,7 @@ class ScriptTranslator(ScriptInterpreter):
 
     def _block(self, body_: Sequence[ast.stmt], scope: dict[str, Any]) -> tuple[bool, Any]:
         for node in body_:
-            self.build.place = f"{self.where[-1] if self.where else ''} line {node.lineno}"
+            self.build.module = f"{self.where[-1] if self.where else ''} line {node.lineno}"
             done, value = self._statement(node, scope)
             if done:
                 return True, value
@@ -519,7 +519,7 @@ class ScriptTranslator(ScriptInterpreter):
         named = {word.arg: self._value(word.value, scope) for word in node.keywords if word.arg}
         values = self._values(node.args, scope)
         where = self.where[-1] if self.where else ""
-        self.build.place = f"{where} line {node.lineno}, column {node.col_offset + 1}"
+        self.build.module = f"{where} line {node.lineno}, column {node.col_offset + 1}"
         return self.apply(called, values, named)
 
     def _call_value(self, node: ast.Call, function: Any, scope: Mapping[str, Any]) -> Any:
@@ -684,13 +684,13 @@ class ScriptTranslator(ScriptInterpreter):
 
     # Operations.
 
-    def apply(self, called: str, given: list[Any], named: Mapping[str, Any]) -> Any:
+    def apply(self, called: str, arguments: list[Any], named: Mapping[str, Any]) -> Any:
         """Return the result of an operation or function; an unknown one with tensors is opaque."""
-        if called == "getattr" and len(given) == 2 and isinstance(given[0], ScriptModule):
-            return self._of(given[0].path, str(given[1]))
+        if called == "getattr" and len(arguments) == 2 and isinstance(arguments[0], ScriptModule):
+            return self._of(arguments[0].path, str(arguments[1]))
         if called.startswith("__torch__."):
-            return self._function(called, given)
-        result = self.operation(self, called, given, named)
+            return self._function(called, arguments)
+        result = self.operation(self, called, arguments, named)
         number = self.known(result.name) if isinstance(result, NumberValue) else None
         return result if number is None else number
 
