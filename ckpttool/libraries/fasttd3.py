@@ -47,9 +47,9 @@ FASTTD3_TABLE = LayoutTable(
         "qnet_state_dict/q_support": "critic/q_support",
         "qnet_target_state_dict/q_support": "critic_target/q_support",
         **{
-            f"{theirs}/{name}": f"normalizer/{whose}{ours}"
-            for theirs, whose in _NORMALIZERS.items()
-            for name, ours in _STATISTICS.items()
+            f"{stored}/{name}": f"normalizer/{whose}{name_}"
+            for stored, whose in _NORMALIZERS.items()
+            for name, name_ in _STATISTICS.items()
         },
     },
 )
@@ -102,10 +102,10 @@ def _add_arguments(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
         return facts
     high = 1.0
     if env.startswith("Isaac-"):
-        given = recorded.get("action_bounds")
-        if not isinstance(given, int | float):
+        bounds = recorded.get("action_bounds")
+        if not isinstance(bounds, int | float):
             return facts
-        high = float(given)
+        high = float(bounds)
     facts = facts.without_lack("action bounds")
     facts = facts.read(f"args {OUTPUT_RANGE}", action_low=(-high,) * width, action_high=(high,) * width)
     # HumanoidBench names are Gymnasium ids; other names belong to other suites.
@@ -191,7 +191,7 @@ def _make_table(*, soft: bool) -> WritingTable:
             rows.append(SingleTensorRow(f"{component}/q_support", (entry, key("q_support"))))
         rows += [NetworkRow(f"{component}/q{n}", (entry,), LayerNames(f"qnet{n}.net.{{s}}")) for n in (1, 2)]
     for normalizer, owner in _NORMALIZERS.items():
-        places = {ours: (key(normalizer), key(theirs)) for theirs, ours in _STATISTICS.items()}
+        places = {name_: (key(normalizer), key(stored)) for stored, name_ in _STATISTICS.items()}
         rows.append(StatisticsRow(places, "float32", (1, -1), epsilon=1e-2, outside=True, owner=owner))
     return WritingTable(
         "FastSAC" if soft else "FastTD3",

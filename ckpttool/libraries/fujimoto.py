@@ -33,7 +33,7 @@ def add_action_map(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
         return binding
     names = {f"actor_target/{name.partition('/')[2]}" for name in ACTION_MAP}
     repeated = {
-        path for path, name in tree.names.items() if any(f"/{name}".endswith(f"/{each}") for each in names)
+        path for path, name in tree.names.items() if any(f"/{name}".endswith(f"/{name_}") for name_ in names)
     }
     binding = binding.without({tree.names[path] for path in repeated})
     facts = binding.facts._replace(head="affine").without_lack("action map", "action bounds")
@@ -51,13 +51,13 @@ FUJIMOTO_TABLE = LayoutTable(
         "critic": "critic",
         "actor_target": "actor_target",
         "critic_target": "critic_target",
-        **{theirs: f"critic/{q}" for theirs, q in _SPLIT.items()},
-        **{f"{theirs}_target": f"critic_target/{q}" for theirs, q in _SPLIT.items()},
+        **{stored: f"critic/{q}" for stored, q in _SPLIT.items()},
+        **{f"{stored}_target": f"critic_target/{q}" for stored, q in _SPLIT.items()},
     },
     optimizers={
         "actor_optimizer": "actor_optimizer",
         "critic_optimizer": "critic_optimizer",
-        **{f"{theirs}_optimizer": f"critic_optimizer/{q}" for theirs, q in _SPLIT.items()},
+        **{f"{stored}_optimizer": f"critic_optimizer/{q}" for stored, q in _SPLIT.items()},
     },
     facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5, lacks=schema.LEFT_OPEN["fujimoto"]),
     tensors=ACTION_MAP,

@@ -346,8 +346,8 @@ def _match_layer_norm(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLay
 
 def _embedding(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
     constant = reader.constant(node, 0)
-    taken_ = node.inputs[1] in reader.source if len(node.inputs) > 1 else True
-    if constant is None or constant[1] or taken_ or len(constant[2].shape) != 2 or node.get("axis", 0):
+    used = node.inputs[1] in reader.source if len(node.inputs) > 1 else True
+    if constant is None or constant[1] or used or len(constant[2].shape) != 2 or node.get("axis", 0):
         return []
     return [_OnnxLayer(node, "embedding", [_OnnxLayerTensor("weight", constant[0])])]
 
@@ -406,7 +406,7 @@ _RULES: dict[str, Callable[[_OnnxLayerFinder, OnnxNode], list[_OnnxLayer]]] = {
 
 def _name_layers(layers: Sequence[_OnnxLayer], tree: Tree) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return a name for each layer, and a sentence if names do not come from the tensors."""
-    taken_: Counter[tuple[str, ...]] = Counter()
+    used: Counter[tuple[str, ...]] = Counter()
     first: dict[Path, tuple[str, ...]] = {}
     names: list[tuple[str, ...]] = []
     numbered: list[str] = []
@@ -420,9 +420,9 @@ def _name_layers(layers: Sequence[_OnnxLayer], tree: Tree) -> tuple[list[tuple[s
         if name is None:
             name = module_of_node(layer.node.name) or ("layers", str(number))
             numbered.append(f"{tree.names[layer.uses[0].path]} is {'.'.join((*name, layer.uses[0].name))}")
-        taken_[name] += 1
-        if taken_[name] > 1:
-            name = (*name[:-1], f"{name[-1]}_{taken_[name]}")
+        used[name] += 1
+        if used[name] > 1:
+            name = (*name[:-1], f"{name[-1]}_{used[name]}")
         first[layer.uses[0].path] = name
         names.append(name)
     assumed = [f"names taken from the graph's nodes: {abbreviate_list(numbered, 3)}"] if numbered else []

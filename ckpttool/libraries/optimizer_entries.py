@@ -19,7 +19,7 @@ KERAS_SETTINGS = {
     **{name: name for name in ("beta_1", "beta_2", "epsilon", "rho", "momentum", "decay")},
 }
 ITERATIONS, RATES = (
-    frozenset(theirs for theirs, ours in KERAS_SETTINGS.items() if ours == name)
+    frozenset(stored for stored, canonical in KERAS_SETTINGS.items() if canonical == name)
     for name in ("step", "learning_rate")
 )
 OPTIMIZER = "optimizer"
@@ -37,13 +37,13 @@ def list_torch_optimizers(tree: Tree) -> dict[Path, list[Path]]:
         path[: path.index(groups_)] for path in tree if groups_ in path and path[-2:-1] == (key("params"),)
     )
     depths = sorted({len(top) for top in tops})
-    found: dict[Path, list[Path]] = {top: [] for top in tops}
+    leaves: dict[Path, list[Path]] = {top: [] for top in tops}
     for path in tree:
         for depth in depths:
-            if path[:depth] in found and path[depth : depth + 1] in ((groups_,), (states,)):
-                found[path[:depth]].append(path)
+            if path[:depth] in leaves and path[depth : depth + 1] in ((groups_,), (states,)):
+                leaves[path[:depth]].append(path)
                 break
-    return found
+    return leaves
 
 
 def list_keras_optimizers(tree: Tree) -> dict[Path, list[Path]]:
@@ -60,18 +60,18 @@ def list_keras_optimizers(tree: Tree) -> dict[Path, list[Path]]:
                 tops[slot_optimizer(path, leaf)] = None
         elif leaf.role == "counter" and str(path[-1].value) in ITERATIONS and has_rate(tree, path[:-1]):
             tops[path[:-1]] = None
-    found: dict[Path, list[Path]] = {top: [] for top in tops if top}
-    depths = sorted({len(top) for top in found}, reverse=True)
+    leaves: dict[Path, list[Path]] = {top: [] for top in tops if top}
+    depths = sorted({len(top) for top in leaves}, reverse=True)
     for path, entry in tree.items():
         for depth in depths:
             weight = isinstance(entry, Leaf) and entry.role in ("parameter", "buffer")
-            if path[:depth] in found and len(path) > depth and not weight:
-                found[path[:depth]].append(path)
+            if path[:depth] in leaves and len(path) > depth and not weight:
+                leaves[path[:depth]].append(path)
                 break
     if named:
         powers = [path for path in tree if re.sub(r"_\d+$", "", str(path[-1].value)) in POWERS]
-        found[()] = [*named, *powers]
-    return found
+        leaves[()] = [*named, *powers]
+    return leaves
 
 
 def path_texts(path: Path) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ def has_rate(tree: Tree, top: Path) -> bool:
 
 def list_optimizers(tree: Tree) -> dict[Path, list[Path]]:
     """Return the leaves of every optimizer, by its path."""
-    found = list_torch_optimizers(tree)
-    listed = {path for own in found.values() for path in own}
+    leaves = list_torch_optimizers(tree)
+    listed = {path for own in leaves.values() for path in own}
     objects = list_keras_optimizers(tree)
-    return {**found, **{top: own for top, own in objects.items() if own and not listed.issuperset(own)}}
+    return {**leaves, **{top: own for top, own in objects.items() if own and not listed.issuperset(own)}}

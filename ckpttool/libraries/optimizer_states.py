@@ -911,13 +911,13 @@ def _beside_model(model: Tree, tree: Tree, plan: Plan, prefix: Path) -> Tree:
 
 
 def stage_keras_optimizer(
-    optimizer: Any, tensors: Mapping[Path, Any], made: ConvertedOptimizers
+    optimizer: Any, tensors: Mapping[Path, Any], optimizers: ConvertedOptimizers
 ) -> Iterator[tuple[str, Any, Leaf]]:
     """Yield the optimizer's variables with their next values; `tensors` are the model's variables by path.
 
     Raise UsageError for an optimizer of another class, or one without a variable that the state needs.
     """
-    name, written = _only_optimizer(optimizer, made)
+    name, written = _only_optimizer(optimizer, optimizers)
     own = [id(_variable(variable)) for variable in getattr(optimizer, "_trainable_variables", ())]
     order = [id(_variable(tensors[path])) for path in written.groups[0]]
     if not own or not set(order) <= set(own):
@@ -925,7 +925,7 @@ def stage_keras_optimizer(
             "the optimizer has no variables for these weights",
             hint="call optimizer.build(model.trainable_variables) before",
         )
-    for path, leaf in made.tree.tensors():
+    for path, leaf in optimizers.tree.tensors():
         if path[0] != attr(name):
             continue
         variable: Any = getattr(optimizer, str(path[1].value), None)
@@ -947,7 +947,7 @@ def _variable(variable: Any) -> Any:
 
 
 def build_torch_state(
-    optimizer: Any, names: Mapping[int, str], tensor: Callable[[Leaf], Any], made: ConvertedOptimizers
+    optimizer: Any, names: Mapping[int, str], tensor: Callable[[Leaf], Any], optimizers: ConvertedOptimizers
 ) -> dict[str, Any]:
     """Return the state_dict for a PyTorch optimizer, with its own groups of parameters.
 
@@ -955,14 +955,14 @@ def build_torch_state(
         optimizer: the optimizer of the filled model.
         names: the names of the model's parameters by id.
         tensor: creates a tensor with a value.
-        made: the optimizers of the checkpoint, converted for the model.
+        optimizers: the optimizers of the checkpoint, converted for the model.
     """
-    top, written = _only_optimizer(optimizer, made)
+    top, written = _only_optimizer(optimizer, optimizers)
     numbers: dict[str, tuple[int, int]] = {}
     for group, paths in enumerate(written.groups):
         for path in paths:
             numbers[str(path[-1].value)] = (len(numbers), group)
-    state_dict: dict[str, Any] = _nested(made.tree, key(top), tensor)
+    state_dict: dict[str, Any] = _nested(optimizers.tree, key(top), tensor)
     state: dict[int, Any] = {}
     groups: list[dict[str, Any]] = []
     missing = set(numbers)

@@ -346,14 +346,14 @@ class CanonicalOptimizer:
 
     def has(self, setting: str, weight: Path | None = None) -> bool:
         """Return whether a setting is given: by the agent, a sidecar or the command line."""
-        return self.source(setting, weight) is not None or self._told(setting, weight) is not None
+        return self.source(setting, weight) is not None or self._stated(setting, weight) is not None
 
     def value(self, setting: str, weight: Path | None = None) -> Setting:
         """Return a setting, or its default if it is not given; this may read a scalar."""
         source = self.source(setting, weight)
         if source is not None:
             return self._read(source)
-        recorded = self._told(setting, weight)
+        recorded = self._stated(setting, weight)
         if recorded is not None:
             return self.stated[recorded]
         if self.certain.get(setting):
@@ -363,7 +363,7 @@ class CanonicalOptimizer:
 
     def exact(self, setting: str, weight: Path | None = None) -> float | bool | None:
         """Return the given setting even if the agent has one: it may be the number before rounding."""
-        recorded = self._told(setting, weight)
+        recorded = self._stated(setting, weight)
         value = self.stated[recorded] if recorded is not None else None
         return value if isinstance(value, int | float) else None
 
@@ -452,7 +452,7 @@ class CanonicalOptimizer:
             self._values[source] = value if isinstance(value, int | float | str) else None
         return self._values[source]
 
-    def _told(self, setting: str, weight: Path | None) -> str | None:
+    def _stated(self, setting: str, weight: Path | None) -> str | None:
         own = (
             f"{setting}/{display(schema.get_optimizer_key(self.name, weight))}" if weight is not None else ""
         )
@@ -674,16 +674,16 @@ def _move_settings(
 
     canonical = family.torch_settings
     for stored in dict.fromkeys(setting for group in groups for setting in group.settings):
-        ours = canonical.get(stored, stored)
+        setting = canonical.get(stored, stored)
         paths = [group.settings.get(stored) for group in groups]
         leaves = [optimizer.tree[path] if path is not None else None for path in paths]
         values = {repr(leaf.value) if isinstance(leaf, ValueLeaf) else None for leaf in leaves}
         agree = len(paths) == 1 or (len(values) == 1 and None not in values)
         if paths[0] is not None and agree:
-            yield Move(paths[0], schema.canonical_setting_path(optimizer.name, ours), KEEP)
+            yield Move(paths[0], schema.canonical_setting_path(optimizer.name, setting), KEEP)
             continue
         for path, group in zip(paths, groups, strict=True):
-            yield from move_each(path, group.members, ours) if path is not None else ()
+            yield from move_each(path, group.members, setting) if path is not None else ()
     ranks = {weight: n for n, weight in enumerate(targets)}
     for position, group in enumerate(groups):
         inside = [ranks[order[number]] for number in group.members]
@@ -701,7 +701,7 @@ _NUMBER = deferred.compile(r"\d+")
 
 
 def find_only_order(
-    parameters: Sequence[tuple[Sequence[str], Shape]], wanted: Sequence[Shape], *, numbered: bool
+    parameters: Sequence[tuple[Sequence[str], Shape]], shapes: Sequence[Shape], *, numbered: bool
 ) -> list[int] | None:
     """Return the numbers of named parameters in the only order with these shapes, None if not unique.
 
@@ -719,19 +719,19 @@ def find_only_order(
             module = module.setdefault((step,), {})
         module[name[-1]] = number
 
-    def place(item: Any, at: int) -> list[int] | None:
+    def position(item: Any, at: int) -> list[int] | None:
         if not isinstance(item, dict):
-            return [item] if at < len(wanted) and parameters[item][1] == wanted[at] else None
+            return [item] if at < len(shapes) and parameters[item][1] == shapes[at] else None
         own = {name: part for name, part in item.items() if isinstance(name, str)}
         inner = {name[0]: part for name, part in item.items() if not isinstance(name, str)}
-        first = _merge_chains(_parameter_chains(own), lambda number, n: place(number, at + n))
+        first = _merge_chains(_parameter_chains(own), lambda number, n: position(number, at + n))
         chains = _submodule_chains(inner, numbered=numbered)
         start = at + len(own)
-        rest = None if first is None else _merge_chains(chains, lambda number, n: place(number, start + n))
+        rest = None if first is None else _merge_chains(chains, lambda number, n: position(number, start + n))
         return None if first is None or rest is None else [*first, *rest]
 
     try:
-        return place(root, 0) if len(parameters) == len(wanted) else None
+        return position(root, 0) if len(parameters) == len(shapes) else None
     except _AmbiguousOrderError:
         return None
 
@@ -888,7 +888,7 @@ class _TorchOptimizer:
         self.shapes = [shapes.get(number, set()) for number in numbers]
         # The shape of every parameter, None unless each has slots of one shape.
         sure = bool(self.groups) and all(len(shape) == 1 for shape in self.shapes)
-        self.wanted = [shape for group in self.shapes for shape in group] if sure else None
+        self.expected_shapes = [shape for group in self.shapes for shape in group] if sure else None
 
     def fits(self, networks: Iterable[tuple[str, tuple[Path, ...]]]) -> Iterator[_Fit]:
         """Yield the networks whose parameters are those of the groups, with the state bound to them."""
@@ -909,15 +909,17 @@ class _TorchOptimizer:
         leaves = [leaf for path in own if isinstance(leaf := self.tree[path], Leaf)]
         if not any(self.shapes) and len(groups) == 1:
             return own
-        if self.wanted is not None and Counter(leaf.shape for leaf in leaves) != Counter(self.wanted):
+        if self.expected_shapes is not None and Counter(leaf.shape for leaf in leaves) != Counter(
+            self.expected_shapes
+        ):
             return own  # nothing fits
-        if len(groups) > 1 or self.wanted is None:
+        if len(groups) > 1 or self.expected_shapes is None:
             return None
         parameters = [
             (tuple(str(path[-1].value).split(".")), leaf.shape)
             for path, leaf in zip(own, leaves, strict=True)
         ]
-        orders = (find_only_order(parameters, self.wanted, numbered=flag) for flag in (False, True))
+        orders = (find_only_order(parameters, self.expected_shapes, numbered=flag) for flag in (False, True))
         order = next(filter(None, orders), None)
         return None if order is None else tuple(own[number] for number in order)
 
@@ -926,13 +928,13 @@ class _TorchOptimizer:
 
         Every parameter of the optimizer must have a slot with the parameter's shape.
         """
-        if self.groups is None or len(self.groups) != 1 or not self.wanted:
+        if self.groups is None or len(self.groups) != 1 or not self.expected_shapes:
             return
         for name, own in networks.items():
             shapes = [(path, leaf.shape) for path in own if isinstance(leaf := self.tree[path], Leaf)]
             # The earliest and the latest choice are only equal if there is no other.
-            first = _match_shapes(self.wanted, shapes)
-            last = _match_shapes(self.wanted[::-1], shapes[::-1])
+            first = _match_shapes(self.expected_shapes, shapes)
+            last = _match_shapes(self.expected_shapes[::-1], shapes[::-1])
             if first is not None and last is not None and first == last[::-1]:
                 yield name, first
 

@@ -398,9 +398,9 @@ class TorchOptimizerWriter(_OptimizerWriter):
             group.sort(key=lambda parameter: known.number(schema.NUMBER, parameter[0].source) or 0.0)
         return groups
 
-    def plan(self, place: Path | None = None) -> Plan:
-        """Return the whole state_dict as a plan, at `place` if that differs from the optimizer's name."""
-        top = (key(self.name),) if place is None else place
+    def plan(self, path: Path | None = None) -> Plan:
+        """Return the whole state_dict as a plan, at `path` if that differs from the optimizer's name."""
+        top = (key(self.name),) if path is None else path
         state, groups = (*top, key("state")), (*top, key("param_groups"))
         containers = {top: _DICT, state: _DICT, groups: _LIST}
         for number, parameter in enumerate(self.parameters):

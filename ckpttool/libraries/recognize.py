@@ -125,7 +125,7 @@ def find_root(names: Sequence[Name], components: Mapping[str, str], *, rooted: b
 
 
 def group_layers(
-    found: Sequence[NamedLeaf], cut: int, framework: str, *, matrices: bool = False
+    leaves: Sequence[NamedLeaf], cut: int, framework: str, *, matrices: bool = False
 ) -> tuple[ComponentLayer, ...]:
     """Group a component's tensors (whose names start after `cut` segments) into layers, in order.
 
@@ -133,7 +133,7 @@ def group_layers(
     """
     groups: dict[Name, dict[str, NamedLeaf]] = {}
     keys: set[tuple[Path, str]] = set()
-    for entry in found:
+    for entry in leaves:
         # A tensor's other names only count in components (of critics: Q-functions) without its own name.
         first = entry.segments[cut]
         layer_key = (entry.path, first if _QS.fullmatch(first) else "")
@@ -270,7 +270,7 @@ def _number(name: Name) -> int | None:
     return int(numbers[-1]) if numbers else None
 
 
-def split_critic(found: tuple[ComponentLayer, ...]) -> tuple[tuple[ComponentLayer, ...], ...]:
+def split_critic(layers: tuple[ComponentLayer, ...]) -> tuple[tuple[ComponentLayer, ...], ...]:
     """Split a critic into its Q-functions: by module if each has its own, else after the end of a chain.
 
     The flat form of the TD3 authors keeps both in one module as l1..l3 and l4..l6: a new Q-function
@@ -278,7 +278,7 @@ def split_critic(found: tuple[ComponentLayer, ...]) -> tuple[tuple[ComponentLaye
     """
     by_first: dict[str, list[ComponentLayer]] = {}
     by_owner: dict[Name, list[ComponentLayer]] = {}
-    for module in found:
+    for module in layers:
         by_first.setdefault(module.name[0] if len(module.name) > 1 else "", []).append(module)
         by_owner.setdefault(_public_name(module.name)[:-1], []).append(module)
     if len(by_first) > 1 and all(_QS.fullmatch(name) for name in by_first):
@@ -291,7 +291,7 @@ def split_critic(found: tuple[ComponentLayer, ...]) -> tuple[tuple[ComponentLaye
     if len(by_owner) > 1 and (all(end == [1] for end in ends) or alike):
         return tuple(tuple(group) for group in by_owner.values())
     chains: list[list[ComponentLayer]] = [[]]
-    for module in found:
+    for module in layers:
         if chains[-1] and chains[-1][-1].width_out == 1:
             chains.append([])
         chains[-1].append(module)

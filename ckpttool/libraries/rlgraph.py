@@ -87,8 +87,8 @@ def _sort_moves(binding: RecognizedAgent, tree: Tree, components: Iterable[str])
 def _sort_stack(layers: Iterable[str]) -> list[str]:
     """Return a stack's layers sorted by name, numbers as numbers; the last layer is last."""
 
-    def place(layer: str) -> tuple[bool, list[tuple[bool, int, str]]]:
+    def position(layer: str) -> tuple[bool, list[tuple[bool, int, str]]]:
         parts = _NUMBER.split(layer)
         return layer in _LAST, [(p.isdigit(), int(p) if p.isdigit() else 0, p) for p in parts]
 
-    return sorted(layers, key=place)
+    return sorted(layers, key=position)

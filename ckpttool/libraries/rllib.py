@@ -484,13 +484,13 @@ def _statistics(facts: AgentMetadata, recorded: Said, policy: str) -> AgentMetad
     return facts.lacking(NO_STATISTICS) if norm is None else facts.read(statistics, norm=norm)
 
 
-def mean_std(recorded: Said, place: str) -> ObservationNormalizer | None:
-    """Return the statistics of a RunningStat at `place`: arrays, or RLlib's texts of them.
+def mean_std(recorded: Said, folder: str) -> ObservationNormalizer | None:
+    """Return the statistics of a RunningStat at `folder`: arrays, or RLlib's texts of them.
 
     None if it is incomplete or is not for observations.
     """
-    rows = [recorded.get(f"{place}/{name}") for name in ("mean_array", "sum_sq_diff_array")]
-    pushes = recorded.get(f"{place}/num_pushes")
+    rows = [recorded.get(f"{folder}/{name}") for name in ("mean_array", "sum_sq_diff_array")]
+    pushes = recorded.get(f"{folder}/num_pushes")
     texts = [leaf.value if isinstance(leaf, ValueLeaf) else None for leaf in rows]
     mean, squares = (
         _array(text, "<f8") if isinstance(text, str) else read_numbers(leaf)
@@ -501,7 +501,10 @@ def mean_std(recorded: Said, place: str) -> ObservationNormalizer | None:
         return None
     variances = [s / (count - 1) for s in squares] if count > 1 else [m * m for m in mean]
     return ObservationNormalizer(
-        make_float64_tensor(mean, place), make_float64_tensor(variances, place), epsilon=_SMALL, outside=True
+        make_float64_tensor(mean, folder),
+        make_float64_tensor(variances, folder),
+        epsilon=_SMALL,
+        outside=True,
     )
 
 

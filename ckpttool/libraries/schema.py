@@ -122,9 +122,9 @@ class PolicyEncoder:
         """The shape of every input by name."""
         return {stream.name: stream.shape for stream in self.streams}
 
-    def moved(self, place: Callable[[Path], Path]) -> PolicyEncoder:
-        """Return the encoder with sources replaced by `place`."""
-        return replace(self, moves=tuple(replace(move, source=place(move.source)) for move in self.moves))
+    def moved(self, new_path: Callable[[Path], Path]) -> PolicyEncoder:
+        """Return the encoder with sources replaced by `new_path`."""
+        return replace(self, moves=tuple(replace(move, source=new_path(move.source)) for move in self.moves))
 
 
 def stream_layer_path(component: str, stream: str, number: int) -> Path:
@@ -408,9 +408,9 @@ class Choices(NamedTuple):
         return {name: list(v) if isinstance(v, tuple) else v for name, v in self._asdict().items()}
 
     @staticmethod
-    def read(found: Mapping[str, Any]) -> Choices:
+    def read(record: Mapping[str, Any]) -> Choices:
         """Return the choices of a JSON object in the form of `document`."""
-        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
+        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in record.items()}
         return Choices(**values)
 
 
@@ -717,15 +717,15 @@ class RecognizedAgent:
         kinds = (layer.kind for part in self.parts for layer in part.layers)
         return next((kind for kind in kinds if kind in NORM_LAYERS), None)
 
-    def moved(self, place: Callable[[Path], Path]) -> RecognizedAgent:
-        """Return the binding with sources replaced by `place`."""
-        moves = tuple(replace(move, source=place(move.source)) for move in self.moves.moves)
+    def moved(self, new_path: Callable[[Path], Path]) -> RecognizedAgent:
+        """Return the binding with sources replaced by `new_path`."""
+        moves = tuple(replace(move, source=new_path(move.source)) for move in self.moves.moves)
         return replace(
             self,
             moves=replace(self.moves, moves=moves),
-            consumed=frozenset(map(place, self.consumed)),
-            of={place(slot): place(owner) for slot, owner in self.of.items()},
-            fronts={component: front.moved(place) for component, front in self.fronts.items()},
+            consumed=frozenset(map(new_path, self.consumed)),
+            of={new_path(slot): new_path(owner) for slot, owner in self.of.items()},
+            fronts={component: front.moved(new_path) for component, front in self.fronts.items()},
         )
 
     def without_optimizers(self, tree: Tree) -> RecognizedAgent | None:
@@ -1104,20 +1104,20 @@ def are_equal(tree: Tree, one: Path, other: Path) -> bool:
     return alike and bytes(first.read()) == bytes(second.read())
 
 
-def read_numbers(found: object) -> tuple[float, ...]:
+def read_numbers(value: object) -> tuple[float, ...]:
     """Return a tensor's numbers, flat; none if it is not float32 or float64, or is large."""
-    if not isinstance(found, Leaf) or found.dtype not in _CODES or found.size > _MOST:
+    if not isinstance(value, Leaf) or value.dtype not in _CODES or value.size > _MOST:
         return ()
-    return unpack_numbers(bytes(found.read()), found.dtype)
+    return unpack_numbers(bytes(value.read()), value.dtype)
 
 
-def read_whole_numbers(found: object) -> tuple[int, ...]:
+def read_whole_numbers(value: object) -> tuple[int, ...]:
     """Return a whole number, or an integer tensor's numbers, flat; none for others, or if it is large."""
-    if isinstance(found, ValueLeaf) and isinstance(found.value, int) and not isinstance(found.value, bool):
-        return (found.value,)
-    if not isinstance(found, Leaf) or found.dtype not in _WHOLE_CODES or found.size > _MOST:
+    if isinstance(value, ValueLeaf) and isinstance(value.value, int) and not isinstance(value.value, bool):
+        return (value.value,)
+    if not isinstance(value, Leaf) or value.dtype not in _WHOLE_CODES or value.size > _MOST:
         return ()
-    return struct.unpack(f"<{found.size}{_WHOLE_CODES[found.dtype]}", bytes(found.read()))
+    return struct.unpack(f"<{value.size}{_WHOLE_CODES[value.dtype]}", bytes(value.read()))
 
 
 def unpack_numbers(data: bytes, dtype: str) -> tuple[float, ...]:
@@ -1250,8 +1250,8 @@ class StoredStatistics:
         return self.consumed | {move.source for move in self.moves}
 
 
-def find_statistics(tree: Tree, taken: Collection[Path] = ()) -> tuple[StoredStatistics, ...]:
-    """Return all observation statistics in the tree, outside the entries in `taken`.
+def find_statistics(tree: Tree, claimed: Collection[Path] = ()) -> tuple[StoredStatistics, ...]:
+    """Return all observation statistics in the tree, outside the entries in `claimed`.
 
     Layouts read the statistics of their libraries. This finds those of custom programs: `{actor, critic,
     obs_rms: {mean, var, count}}`, the state_dict of a normaliser, `obs_mean` and `obs_std`. The names of the
@@ -1263,7 +1263,7 @@ def find_statistics(tree: Tree, taken: Collection[Path] = ()) -> tuple[StoredSta
     norm_only) gymnasium/wrappers/stateful_observation.py, NormalizeObservation: (x - mean) / sqrt(var + 1e-8)
     keras/src/layers/preprocessing/normalization.py, Normalization: (x - mean) / max(sqrt(variance), 1e-7)
     """
-    return tuple(_make_statistics(group) for group in _group_statistics(tree, taken) if group.size)
+    return tuple(_make_statistics(group) for group in _group_statistics(tree, claimed) if group.size)
 
 
 def apply_statistics(binding: RecognizedAgent, tree: Tree, size: int) -> RecognizedAgent:
@@ -1349,13 +1349,13 @@ def _add_wrapper_settings(
 
 
 def list_rows(
-    tree: Tree, taken: Collection[Path]
+    tree: Tree, claimed: Collection[Path]
 ) -> list[tuple[tuple[str, ...], Leaf | ValueLeaf, tuple[Path, ...]]]:
     """Return tensors and values with their name segments; a list of numbers as one row."""
     listed: dict[Path, list[tuple[Path, float]]] = {}
     rows: list[tuple[tuple[str, ...], Leaf | ValueLeaf, tuple[Path, ...]]] = []
     for path, leaf in tree.items():
-        if path in taken or not path or (isinstance(leaf, Leaf) and leaf.role == "slot"):
+        if path in claimed or not path or (isinstance(leaf, Leaf) and leaf.role == "slot"):
             continue
         if isinstance(leaf, ValueLeaf) and path[-1].kind == "index" and isinstance(leaf.value, int | float):
             listed.setdefault(path[:-1], []).append((path, float(leaf.value)))

@@ -67,18 +67,18 @@ class _Quotient:
         return data
 
 
-def read_statistics(found: Mapping[str, Leaf]) -> ObservationNormalizer | None:
+def read_statistics(leaves: Mapping[str, Leaf]) -> ObservationNormalizer | None:
     """Return the statistics in a normalizer's variables, by their attributes; None if unknown."""
-    if {"_avg", "_m2", "_count"} <= found.keys():
-        mean, above, below = (found[name] for name in ("_avg", "_m2", "_count"))
+    if {"_avg", "_m2", "_count"} <= leaves.keys():
+        mean, above, below = (leaves[name] for name in ("_avg", "_m2", "_count"))
         if not mean.shape == above.shape == below.shape:
             return None
         if {leaf.dtype for leaf in (mean, above, below)} != {"float32"}:
             return None
         var = Leaf("float32", above.shape, _Quotient(above, below), "", "buffer")
         return ObservationNormalizer(mean, var, epsilon=_EPSILON, clip=_CLIP)
-    if {"_mean_moving_avg", "_var_moving_avg"} <= found.keys():
-        mean, var = found["_mean_moving_avg"], found["_var_moving_avg"]
+    if {"_mean_moving_avg", "_var_moving_avg"} <= leaves.keys():
+        mean, var = leaves["_mean_moving_avg"], leaves["_var_moving_avg"]
         return ObservationNormalizer(mean, var, epsilon=_EPSILON, clip=_CLIP)
     return None
 

@@ -279,7 +279,7 @@ class WritingTable:
     family: OptimizerFamily = ADAM
 
     @property
-    def held(self) -> dict[str, NetworkRow]:
+    def stored(self) -> dict[str, NetworkRow]:
         """The networks of the library, by their canonical titles."""
         return {row.place: row for row in self.rows if isinstance(row, NetworkRow)}
 
@@ -330,7 +330,7 @@ def require_support(writing: WritingTable, binding: RecognizedAgent, agent: Tree
             found=", ".join(sorted(titles)),
         )
     _require_choices(writing, binding)
-    names = writing.held.keys()
+    names = writing.stored.keys()
     heads = {title.partition("/")[0] for title in names if "/" in title}
     many = sorted(title for title in titles - names if title.partition("/")[0] in heads)
     if many:
@@ -397,7 +397,7 @@ def _action_map_hint(head: str, facts: schema.AgentMetadata, fits: bool | None) 
 
 def _require_values(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> None:
     for part in binding.parts:
-        if part.head is None or part.title not in writing.held:
+        if part.head is None or part.title not in writing.stored:
             continue
         shapes = list_kernel_shapes(part, agent)
         if shapes and shapes[-1][-1] != 1:
@@ -469,7 +469,7 @@ def list_writingnotes(writing: WritingTable, binding: RecognizedAgent, agent: Tr
     notes = list(writing.notes)
     functions: dict[str, list[str]] = {}
     for part in binding.parts:
-        if part.title in writing.held:
+        if part.title in writing.stored:
             for name in sorted({*binding.facts.activations_of(part.component)}):
                 functions.setdefault(name, []).append(part.title)
     if writing.hidden and functions.keys() != {writing.hidden}:
@@ -480,7 +480,7 @@ def list_writingnotes(writing: WritingTable, binding: RecognizedAgent, agent: Tr
         notes.append(
             f"{writing.library} uses {writing.hidden} in hidden layers by default; configure it with {uses}"
         )
-    stored = writing.held
+    stored = writing.stored
     depths = {len(part.layers) for part in binding.parts if part.title in stored}
     if writing.depth and depths != {writing.depth}:
         notes.append(
@@ -726,7 +726,7 @@ def _has_state(name: str, agent: Tree) -> bool:
 
 def _list_containers(writing: WritingTable, rows: Iterable[Plan]) -> dict[Path, Container]:
     """Return the file's dicts: an OrderedDict for every state_dict, plain ones around them."""
-    entries = {row.entry for row in writing.held.values()}
+    entries = {row.entry for row in writing.stored.values()}
     targets = [path for row in rows for path in (*(m.target for m in row.moves), *row.added)]
     containers: dict[Path, Container] = {(): DICT}
     for target in targets:
