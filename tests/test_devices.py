@@ -351,7 +351,7 @@ class TestOnAGpu:
         policy._on_host._run = policy._run = limited
         if not is_real(build):
             # fitting_rows measures on a GPU alone.
-            policy.place = SimpleNamespace(type="cuda")
+            policy.torch_device = SimpleNamespace(type="cuda")
             policy._fits = lambda rows: rows <= 700
         before = policy.step(normal(6, 3))[0].shape
         with pytest.raises(DeviceError) as refusal:
@@ -377,7 +377,7 @@ class TestOnAGpu:
             return run(arguments)
 
         host._run = limited
-        policy.place = torch.device("cuda", 0)
+        policy.torch_device = torch.device("cuda", 0)
         assert policy.step(normal(11, 17))[0].shape == (11, 6)
         assert host.captured_shapes == 0
 

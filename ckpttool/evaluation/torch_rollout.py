@@ -71,7 +71,9 @@ def play_on_device(
     _require_inputs(policy.inputs, envs)
     try:
         with policy.threads(1):
-            return play_members(policy.act, policy.place, envs, play, members, progress, graphs=policy.graphs)
+            return play_members(
+                policy.act, policy.torch_device, envs, play, members, progress, graphs=policy.graphs
+            )
     except (RuntimeError, MemoryError) as error:
         failure = policy.device_failure(error)
         if is_out_of_memory(error) and envs.num_envs > members:

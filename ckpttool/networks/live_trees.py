@@ -444,15 +444,15 @@ class OptimizerSlot(NamedTuple):
 Slots = Mapping[int, OptimizerSlot]
 
 
-def live_tensor_role(found: LiveValue) -> tuple[Role, bool | None]:
+def live_tensor_role(value: LiveValue) -> tuple[Role, bool | None]:
     """Return a tensor's role and whether it is trained; tensors that no framework saves are "other"."""
-    if is_keras_optimizer(found.owner) or is_torch_optimizer(found.owner):
-        return _optimizer_role(found)
-    if is_torch_instance(found.value, "Tensor"):
-        return _torch_role(found)
-    if not is_variable(found.value):
+    if is_keras_optimizer(value.owner) or is_torch_optimizer(value.owner):
+        return _optimizer_role(value)
+    if is_torch_instance(value.value, "Tensor"):
+        return _torch_role(value)
+    if not is_variable(value.value):
         return "other", None
-    trainable = bool(getattr(found.value, "trainable", False))
+    trainable = bool(getattr(value.value, "trainable", False))
     return ("parameter" if trainable else "buffer"), trainable
 
 
@@ -662,30 +662,30 @@ class LiveTreeBuilder:
         # Objects identified by id stay alive until the tree is complete, so that no id is reused.
         self._kept: list[Any] = []
 
-    def add(self, found: LiveValue, name: str, alias: str | None, slot: OptimizerSlot | None = None) -> None:
+    def add(self, value: LiveValue, name: str, alias: str | None, slot: OptimizerSlot | None = None) -> None:
         """Add a value as a leaf with native name `name`, or as an alias with native name `alias`."""
-        if isinstance(found.value, _PLAIN):
-            self._leaves[found.path] = ValueLeaf(found.value)
+        if isinstance(value.value, _PLAIN):
+            self._leaves[value.path] = ValueLeaf(value.value)
             return
-        tensor = is_tensor(found.value) or is_array(found.value)
-        known = tensor_identity(found.value) if tensor else id(found.value)
-        first = self.first.setdefault(known, found.path)
-        if first is not found.path:
-            self._aliases.setdefault(first, []).append(Alias(found.path, alias))
+        tensor = is_tensor(value.value) or is_array(value.value)
+        known = tensor_identity(value.value) if tensor else id(value.value)
+        first = self.first.setdefault(known, value.path)
+        if first is not value.path:
+            self._aliases.setdefault(first, []).append(Alias(value.path, alias))
             return
-        self._kept.append(found.value)
-        form = dtype_and_shape(found.value) if tensor else None
+        self._kept.append(value.value)
+        form = dtype_and_shape(value.value) if tensor else None
         if form is None:
-            kind = type(found.value)
-            self._leaves[found.path] = ValueLeaf(Record(f"{kind.__module__}.{kind.__qualname__}"))
+            kind = type(value.value)
+            self._leaves[value.path] = ValueLeaf(Record(f"{kind.__module__}.{kind.__qualname__}"))
             return
-        slot = slot or self._slot(found)
+        slot = slot or self._slot(value)
         if slot is not None:
-            self._slots[found.path] = slot
-        role, trainable = ("slot", None) if slot is not None else live_tensor_role(found)
-        own = variable_name(found.value)
-        self._leaves[found.path] = Leaf(
-            *form, LiveSource(found.value), name, role, slot=slot and slot.kind, trainable=trainable, name=own
+            self._slots[value.path] = slot
+        role, trainable = ("slot", None) if slot is not None else live_tensor_role(value)
+        own = variable_name(value.value)
+        self._leaves[value.path] = Leaf(
+            *form, LiveSource(value.value), name, role, slot=slot and slot.kind, trainable=trainable, name=own
         )
 
     def _slot(self, value: LiveValue) -> OptimizerSlot | None:
@@ -877,17 +877,17 @@ class TorchNames:
                 self._paths.add(names)
                 self._first.setdefault(tensor_identity(value.value), ".".join(names))
 
-    def alias(self, found: LiveValue) -> str | None:
+    def alias(self, value: LiveValue) -> str | None:
         """Return torch's key for a further path, if it has one."""
-        names = tuple(str(step.value) for step in found.path)
+        names = tuple(str(step.value) for step in value.path)
         return ".".join(names) if names in self._paths else None
 
-    def leaf(self, found: LiveValue) -> str:
+    def leaf(self, value: LiveValue) -> str:
         """Return the key of a leaf; without a torch key, the joined path."""
-        names = tuple(str(step.value) for step in found.path)
-        if not is_torch_instance(found.value, "Tensor"):
+        names = tuple(str(step.value) for step in value.path)
+        if not is_torch_instance(value.value, "Tensor"):
             return "/".join(names)
-        known = None if names in self._paths else self._first.get(tensor_identity(found.value))
+        known = None if names in self._paths else self._first.get(tensor_identity(value.value))
         return known or ".".join(names)
 
 

@@ -232,19 +232,19 @@ def iter_modules(model: Any) -> Iterator[tuple[list[str], Any]]:
         yield from (_iter_keras_layers if framework == "keras" else _iter_tf_modules)([], model, set())
 
 
-def _iter_keras_layers(path: list[str], layer: Any, seen: set[int]) -> Iterator[tuple[list[str], Any]]:
+def _iter_keras_layers(path: list[str], layer: Any, visited: set[int]) -> Iterator[tuple[list[str], Any]]:
     """Yield a layer and its descendants, by attribute and then by name."""
-    seen.add(id(layer))
+    visited.add(id(layer))
     yield path, layer
-    held = [(name, value) for name, value in iter_attributes(vars(layer)) if is_keras_layer(value)]
-    below = [(name, value) for name, value in held if not name[0].startswith("_")]
+    value = [(name, value) for name, value in iter_attributes(vars(layer)) if is_keras_layer(value)]
+    below = [(name, value) for name, value in value if not name[0].startswith("_")]
     # A Sequential or functional model lists its layers in order of use.
     listed = getattr(layer, "layers", None)
-    below += [([each.name], each) for each in listed or () if is_keras_layer(each)]
+    below += [([layer.name], layer) for layer in listed or () if is_keras_layer(layer)]
     # Private lists repeat the values of private attributes.
-    for name, each in below + sorted(held, key=lambda found: len(found[0])):
-        if id(each) not in seen:
-            yield from _iter_keras_layers([*path, *name], each, seen)
+    for name, item in below + sorted(value, key=lambda name: len(name[0])):
+        if id(item) not in visited:
+            yield from _iter_keras_layers([*path, *name], item, visited)
 
 
 def _iter_tf_modules(path: list[str], module: Any, visited: set[int]) -> Iterator[tuple[list[str], Any]]:
@@ -270,9 +270,9 @@ def _module_attributes(module: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if not name.startswith("_self_")}
 
 
-def iter_attributes(held: Any) -> Iterator[tuple[list[str], Any]]:
+def iter_attributes(owner: Any) -> Iterator[tuple[list[str], Any]]:
     """Yield the values in attributes, lists and dicts by the names on the way."""
-    for name, value in held.items():
+    for name, value in owner.items():
         if isinstance(value, (list, tuple, dict)):
             yield from _open_containers([str(name)], value, 4)
         else:
@@ -313,33 +313,33 @@ def own_tensors(module: Any, variables: Collection[int] = ()) -> list[tuple[str,
 
     `variables` are the ids of the model's variables, which those of TensorFlow and Keras are among.
     """
-    held = vars(module)
+    value = vars(module)
     if model_framework(module) == "torch":
-        if "_parameters" in held:
-            return [*held["_parameters"].items(), *held["_buffers"].items()]
+        if "_parameters" in value:
+            return [*value["_parameters"].items(), *value["_buffers"].items()]
         # Of a TorchScript program.
         return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
     keras = is_keras_layer(module)
     named = [
         (name[-1].lstrip("_") if keras else name[-1], value)
-        for name, value in iter_attributes(held if keras else _module_attributes(module))
+        for name, value in iter_attributes(value if keras else _module_attributes(module))
         if id(value) in variables
     ]
     if not keras:
         return named
     names = {id(value): (name, value) for name, value in named}
-    for each in [each for name in _OWN for each in held.get(name, ()) if id(each) in variables]:
-        alone = next((name.lstrip("_") for name, value in held.items() if value is each), None)
-        names[id(each)] = alone or str(each.name).rpartition("/")[2].partition(":")[0], each
+    for item in [item for name in _OWN for item in value.get(name, ()) if id(item) in variables]:
+        alone = next((name.lstrip("_") for name, value in value.items() if value is item), None)
+        names[id(item)] = alone or str(item.name).rpartition("/")[2].partition(":")[0], item
     return list(names.values())
 
 
 def describe_module(module: Any) -> dict[str, Any]:
     """Return the framework's class of a module, and its plain settings."""
-    framework, held, cls = model_framework(module), vars(module), framework_class(module)
+    framework, value, cls = model_framework(module), vars(module), framework_class(module)
     if ("torch", "ScriptModule") in class_bases(module):
-        held, cls = held if "_parameters" in held else {}, getattr(module, "original_name", cls)
-    settings = _keras_settings(module) if framework == "keras" else plain_settings(held)
+        value, cls = value if "_parameters" in value else {}, getattr(module, "original_name", cls)
+    settings = _keras_settings(module) if framework == "keras" else plain_settings(value)
     return {"class": cls, "settings": settings}
 
 
@@ -387,23 +387,23 @@ class ModelRunner:
         model = self.exact if exact else self.model
         return styles[self.style](model)
 
-    def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
+    def styles(self, names: list[str], inputs: list[Any]) -> list[Callable[[Any], Any]]:
         """Return the ways of passing inputs: by position, by name, as a dict, several as a list."""
-        by_name = dict(paired(names, given))
-        ways = [lambda f: f(*given), lambda f: f(**by_name), lambda f: f(by_name), lambda f: f(given)]
-        return ways if len(given) > 1 else ways[:3]
+        by_name = dict(paired(names, inputs))
+        ways = [lambda f: f(*inputs), lambda f: f(**by_name), lambda f: f(by_name), lambda f: f(inputs)]
+        return ways if len(inputs) > 1 else ways[:3]
 
     def tensor(self, array: Any, *, exact: bool) -> Any:
         """Return the array as the framework's tensor."""
         return array.astype(np.float64) if exact and array.dtype == np.float32 else array
 
-    def named(self, made: Any) -> list[tuple[str, Any]]:
+    def named(self, outputs: Any) -> list[tuple[str, Any]]:
         """Return the outputs by name."""
-        return named_tensors(made)
+        return named_tensors(outputs)
 
-    def outputs(self, made: Any) -> list[tuple[str, Any]]:
+    def outputs(self, outputs: Any) -> list[tuple[str, Any]]:
         """Return the named output arrays."""
-        return [(name, to_array(tensor)) for name, tensor in self.named(made)]
+        return [(name, to_array(tensor)) for name, tensor in self.named(outputs)]
 
     def make_exact(self, names: list[str], arrays: list[Any], *, copied: bool) -> None:
         """Create the model in float64; raise any error if that is impossible.
@@ -469,9 +469,9 @@ class ModelRunner:
     def put(self, values: Mapping[Any, Any]) -> None:
         """Give values to the tensors that a description names: by number, or by key in PyTorch."""
         variables = self.variables()
-        for place, array in values.items():
-            dtype = getattr(variables[place].dtype, "as_numpy_dtype", variables[place].dtype)
-            variables[place].assign(array.astype(dtype))
+        for index, array in values.items():
+            dtype = getattr(variables[index].dtype, "as_numpy_dtype", variables[index].dtype)
+            variables[index].assign(array.astype(dtype))
 
     def save(self, file: str, form: str) -> str:
         """Write the model in one of `forms` to a file without a suffix; return the path to read."""
@@ -538,8 +538,8 @@ class ModelRunner:
         free = [index for index, dtype in enumerate(declared.values()) if dtype is None][:_MOST_TRIED]
         first: Exception | None = None
         for chosen in itertools.product(("float32", "int32"), repeat=len(free)):
-            for place, dtype in paired(free, chosen):
-                dtypes[place] = dtype
+            for position, dtype in paired(free, chosen):
+                dtypes[position] = dtype
             arrays = [make(shape, dtypes[index], index) for index, shape in enumerate(shapes)]
             for style in range(len(self.styles(names, arrays))):
                 self.style = style
@@ -620,10 +620,10 @@ class ModelRunner:
         return "first" if first else ""
 
 
-def numbered_array(place: int, shape: Any, dtype: Any) -> Any:
+def numbered_array(index: int, shape: Any, dtype: Any) -> Any:
     """Return an array whose elements have the number's bits: every type has enough bits."""
     width = np.dtype(dtype).itemsize
-    whole = np.full(tuple(int(extent) for extent in shape), place + 1, f"uint{8 * min(width, 8)}")
+    whole = np.full(tuple(int(extent) for extent in shape), index + 1, f"uint{8 * min(width, 8)}")
     return whole.view(dtype) if width <= 8 else whole.astype(dtype)
 
 
@@ -671,9 +671,9 @@ class TorchRunner(ModelRunner):
         own = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
         return tensor.to(own.pop()) if len(own) == 1 else tensor
 
-    def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
+    def styles(self, names: list[str], inputs: list[Any]) -> list[Callable[[Any], Any]]:
         """Return the ways of passing inputs; several go by name first if the model has these parameters."""
-        ways = super().styles(names, given)
+        ways = super().styles(names, inputs)
         if len(names) > 1 and {*inspect.signature(self.model.forward).parameters}.issuperset(names):
             ways[:2] = ways[1::-1]
         return ways
@@ -1243,7 +1243,7 @@ class _CallWrapper:
     @contextlib.contextmanager
     def wrapped(self) -> Iterator[None]:
         """Record calls in the block."""
-        classes = {type(each) for each, _ in self._layers}
+        classes = {type(hook) for hook, _ in self._layers}
         owners = {next((b for b in cls.__mro__ if "__call__" in vars(b)), cls) for cls in classes}
         with contextlib.ExitStack() as undo:
             for owner in owners:
@@ -1293,11 +1293,11 @@ class KerasRunner(TensorFlowRunner):
             return sys.modules["torch"].from_numpy(ModelRunner.tensor(self, array, exact=exact))
         return super().tensor(array, exact=exact)
 
-    def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
+    def styles(self, names: list[str], inputs: list[Any]) -> list[Callable[[Any], Any]]:
         """Return Keras's ways: one input, a list, a dict by name, by position."""
-        by_name = dict(paired(names, given))
-        first = given[0] if len(given) == 1 else given
-        return [lambda f: f(first), lambda f: f(by_name), lambda f: f(*given), lambda f: f(**by_name)]
+        by_name = dict(paired(names, inputs))
+        first = inputs[0] if len(inputs) == 1 else inputs
+        return [lambda f: f(first), lambda f: f(by_name), lambda f: f(*inputs), lambda f: f(**by_name)]
 
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs, with the first state of layers that keep theirs from call to call."""
@@ -1324,11 +1324,11 @@ class KerasRunner(TensorFlowRunner):
             for layer, own in paired(layers, policies):
                 layer._dtype_policy = own
 
-    def named(self, made: Any) -> list[tuple[str, Any]]:
+    def named(self, outputs: Any) -> list[tuple[str, Any]]:
         """Return the outputs by the names that a functional model gives to several."""
-        named_outputs = super().named(made)
+        named_outputs = super().named(outputs)
         names = list(getattr(self.model, "output_names", None) or ())
-        if isinstance(made, (list, tuple)) and len(names) == len(named_outputs) == len({*names}):
+        if isinstance(outputs, (list, tuple)) and len(names) == len(named_outputs) == len({*names}):
             return [(str(name), tensor) for name, (_, tensor) in paired(names, named_outputs)]
         return named_outputs
 
@@ -1395,8 +1395,8 @@ class KerasRunner(TensorFlowRunner):
     def put(self, values: Mapping[Any, Any]) -> None:
         """Give values to weights by their numbers, in a session of TensorFlow 1 too."""
         weights = self.model.get_weights()
-        for place, array in values.items():
-            weights[place] = array.astype(weights[place].dtype)
+        for index, array in values.items():
+            weights[index] = array.astype(weights[index].dtype)
         self.model.set_weights(weights)
 
     def save(self, file: str, form: str) -> str:
@@ -1483,8 +1483,8 @@ class KerasRunner(TensorFlowRunner):
             return None
         axis = getattr(module, "axis", -1)
         first = getattr(module, "data_format", None) == "channels_first"
-        place = 1 if first else axis if isinstance(axis, int) else -1
-        return lambda rank: place % rank
+        index = 1 if first else axis if isinstance(axis, int) else -1
+        return lambda rank: index % rank
 
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
         """Return a layer's result with changed tensors and settings, which are restored afterwards."""
@@ -1506,7 +1506,7 @@ class KerasRunner(TensorFlowRunner):
                 undo.callback(setattr, layer, name, getattr(layer, name))
                 setattr(layer, name, _keras_setting(layer, name, value))
             whole = exact and self._in_place
-            with self._precision([each for _, each in iter_modules(self.model)] if whole else []):
+            with self._precision([module for _, module in iter_modules(self.model)] if whole else []):
                 return layer(*call[0], **call[1])
 
     def channels(self) -> str:
@@ -1536,11 +1536,11 @@ def zero_initializers(keras: Any) -> Iterator[None]:
     """Let weights begin with zeros in the block, not with drawn numbers: values of a file replace them."""
     zeros = keras.initializers.Zeros()
     drawing = [
-        each
-        for each in vars(keras.initializers).values()
-        if isinstance(each, type) and "seed" in inspect.signature(each).parameters
+        kind
+        for kind in vars(keras.initializers).values()
+        if isinstance(kind, type) and "seed" in inspect.signature(kind).parameters
     ]
-    owners = {next(base for base in each.__mro__ if "__call__" in vars(base)) for each in drawing}
+    owners = {next(base for base in kind.__mro__ if "__call__" in vars(base)) for kind in drawing}
     with contextlib.ExitStack() as undo:
         for owner in owners:
             undo.callback(setattr, owner, "__call__", vars(owner)["__call__"])

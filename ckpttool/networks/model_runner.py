@@ -139,7 +139,7 @@ class SignatureRunner(TensorFlowRunner):
         super().__init__(loaded.signatures[name])
         self._loaded = loaded  # the variables end with it
         self._graph: Any = None
-        self._held: dict[str, Any] = {}
+        self._stored: dict[str, Any] = {}
         self._groups: dict[str, GraphLayer] = {}
         try:
             self._find_layers()
@@ -177,7 +177,7 @@ class SignatureRunner(TensorFlowRunner):
             if title.startswith(("Variable", "unknown")):
                 rank = len(self._graph.graph.get_tensor_by_name(name).shape)
                 title = "kernel" if rank > 1 else "bias"
-            self._held[name] = title
+            self._stored[name] = title
 
     def inputs(self) -> list[dict[str, Any]]:
         """Return the signature's inputs."""
@@ -185,24 +185,24 @@ class SignatureRunner(TensorFlowRunner):
         known = {name: spec.shape.as_list() for name, spec in specs if spec.shape.rank is not None}
         return [_declared_input(name, known.get(name), spec.dtype.name) for name, spec in specs]
 
-    def styles(self, names: list[str], given: list[Any]) -> list[Callable[[Any], Any]]:
+    def styles(self, names: list[str], inputs: list[Any]) -> list[Callable[[Any], Any]]:
         """Return the only way: by name, in the dtypes of the signature."""
         tensorflow: Any = sys.modules["tensorflow"]
         specs = self.model.structured_input_signature[1]
-        by_name = {name: tensorflow.cast(array, specs[name].dtype) for name, array in paired(names, given)}
+        by_name = {name: tensorflow.cast(array, specs[name].dtype) for name, array in paired(names, inputs)}
         return [lambda f: f(**by_name)]
 
     def _named(self, layer: GraphLayer) -> dict[str, str]:
         """Return the constants of a layer by the names of their variables."""
         constants: dict[str, str] = {}
         for name in layer.stored:
-            title = self._held[name]
+            title = self._stored[name]
             constants[title if title not in constants else f"{title}_{len(constants)}"] = name
         return constants
 
     def layers(self) -> list[dict[str, Any]]:
         """Return every group of operations with its weights."""
-        values = {name: self._value(name) for name in self._held}
+        values = {name: self._value(name) for name in self._stored}
         named = {
             path: {title: values[name] for title, name in self._named(group).items()}
             for path, group in self._groups.items()
@@ -315,7 +315,7 @@ class OnnxRunner(ModelRunner):
         super().__init__(onnx.load(file))
         self._onnx = onnx
         array = onnx.numpy_helper.to_array
-        self._held = {constant.name: array(constant) for constant in self.model.graph.initializer}
+        self._stored = {constant.name: array(constant) for constant in self.model.graph.initializer}
         self._run = self._session(self.model)
         self._nodes = list(self._layer_nodes())
 
@@ -339,7 +339,7 @@ class OnnxRunner(ModelRunner):
     def make_exact(self, names: list[str], arrays: list[Any], *, copied: bool) -> None:
         """Create a copy with constants and casts in float64 for onnx's own evaluator, which is slow."""
         del names, arrays, copied
-        if sum(constant.size for constant in self._held.values()) > _MOST_EXACT:
+        if sum(constant.size for constant in self._stored.values()) > _MOST_EXACT:
             raise UnsupportedError("the model is too large for the float64 evaluator of onnx")
         exact = copy.deepcopy(self.model)
         for constant in exact.graph.initializer:
@@ -369,7 +369,7 @@ class OnnxRunner(ModelRunner):
             nodes[0].attribute.extend([*kept, make.make_attribute(name, value)])
         initializers = []
         for name in row["held"]:
-            array = np.asarray(changes["tensors"].get(name, self._held[name]))
+            array = np.asarray(changes["tensors"].get(name, self._stored[name]))
             array = array.astype(layer_input.dtype) if array.dtype.kind == "f" else array
             initializers.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
         kind = make.np_dtype_to_tensor_dtype(layer_input.dtype)
@@ -386,7 +386,7 @@ class OnnxRunner(ModelRunner):
         """Return the graph's inputs without initializers."""
         rows = []
         for value in self.model.graph.input:
-            if value.name in self._held:
+            if value.name in self._stored:
                 continue
             kind = value.type.tensor_type
             shape = [int(d.dim_value) if d.dim_value else None for d in kind.shape.dim]
@@ -430,12 +430,12 @@ class OnnxRunner(ModelRunner):
         for number, node in enumerate(nodes):
             if number in merged or not node.output:
                 continue
-            constants, parts = [name for name in node.input if name in self._held], [node]
-            takes = next((name for name in node.input if name not in self._held), "")
+            constants, parts = [name for name in node.input if name in self._stored], [node]
+            takes = next((name for name in node.input if name not in self._stored), "")
             gives = node.output[0]
             after = users.get(gives, [])
             if node.op_type == "MatMul" and len(after) == 1 and after[0].op_type == "Add":
-                biases = [name for name in after[0].input if name in self._held]
+                biases = [name for name in after[0].input if name in self._stored]
                 if constants and biases:
                     constants, gives = [*constants, *biases], after[0].output[0]
                     merged.add(nodes.index(after[0]))
@@ -456,7 +456,7 @@ class OnnxRunner(ModelRunner):
         value, rows = self._onnx.helper.get_attribute_value, []
         for node in self._nodes:
             settings = plain_settings({one.name: value(one) for one in node["node"].attribute})
-            tensors = {name: self._held[name] for name in node["held"]}
+            tensors = {name: self._stored[name] for name in node["held"]}
             rows.append(layer_row(node["path"], node["class"], settings, tensors))
         return rows
 
@@ -511,10 +511,10 @@ def _import_without_pictures(name: str) -> Any:
     """Import Keras without what it imports for pictures of data sets only, in a sixth of its own time."""
     known = name in sys.modules
     with _without_collector(), contextlib.ExitStack() as undo:
-        for each in ("matplotlib", "cv2"):
-            if each not in sys.modules:
-                sys.modules[each] = None  # type: ignore[assignment]
-                undo.callback(sys.modules.pop, each)
+        for module in ("matplotlib", "cv2"):
+            if module not in sys.modules:
+                sys.modules[module] = None  # type: ignore[assignment]
+                undo.callback(sys.modules.pop, module)
         keras = importlib.import_module(name)
         if not known:
             gc.freeze()  # later collections leave out what was imported
@@ -571,7 +571,7 @@ class ModelSession:
             self._layers = self.runner.layers()
         return self._layers
 
-    def given(self, count: int) -> list[Any]:
+    def inputs(self, count: int) -> list[Any]:
         """Return the inputs that the parent wrote."""
         return [np.load(self.folder / f"input-{index}.npy", allow_pickle=False) for index in range(count)]
 
@@ -755,9 +755,9 @@ def _row_count(layer: dict[str, Any]) -> int | None:
 class _EmbeddingRecorder(CallRecorder):
     """Records which layers receive a model's inputs unchanged."""
 
-    def __init__(self, given: list[Any]) -> None:
+    def __init__(self, inputs: list[Any]) -> None:
         super().__init__()
-        self._inputs = given
+        self._inputs = inputs
         self.hits: list[tuple[str, int]] = []
 
     def enter(self, path: str, args: Any, kwargs: Any, module: Any = None) -> None:
@@ -779,7 +779,7 @@ def _exact(session: ModelSession, message: Message) -> Message:
     """Create the float64 form of the model and return whether it exists."""
     try:
         names = message["names"]
-        session.runner.make_exact(names, session.given(len(names)), copied=message["copied"])
+        session.runner.make_exact(names, session.inputs(len(names)), copied=message["copied"])
     except Exception as error:  # noqa: BLE001 - a model without such a form is compared in float32
         return {"made": False, "reason": _reason(error)}
     return {"made": True, "reason": "", "copied": session.runner.exact is not session.runner.model}
@@ -788,7 +788,7 @@ def _exact(session: ModelSession, message: Message) -> Message:
 def _run(session: ModelSession, message: Message) -> Message:
     """Call the model; write its outputs, and return the calls of its layers."""
     runner, names = session.runner, message["names"]
-    inputs, exact = session.given(len(names)), message["exact"]
+    inputs, exact = session.inputs(len(names)), message["exact"]
     recorder = CallRecorder()
     with _model_errors():
         if message["observe"]:
@@ -828,7 +828,7 @@ def _results(session: ModelSession, message: Message) -> Message:
     recorder = NumbersRecorder()
     with _model_errors():
         with runner.observe(recorder):
-            result = runner.call(names, session.given(len(names)))
+            result = runner.call(names, session.inputs(len(names)))
         outputs = _write_outputs(session, result)
     np.save(session.folder / "results.npy", np.array(recorder.results).reshape(-1, 6), allow_pickle=False)
     return {"outputs": outputs}
@@ -922,7 +922,7 @@ def _capture(session: ModelSession, message: Message) -> Message:
     recorder = CallRecorder({(path, number) for path, number in message["wanted"]}, folder)
     with _model_errors():
         with runner.observe(recorder, exact=exact):
-            result = runner.call(names, session.given(len(names)), exact=exact)
+            result = runner.call(names, session.inputs(len(names)), exact=exact)
         session.kept = recorder.kept
         outputs = _write_outputs(session, result) if message["outputs"] else []
     return {"calls": recorder.calls, "outputs": outputs}
@@ -940,14 +940,14 @@ def _operations(session: ModelSession, message: Message) -> Message:
     trace.failed = True  # orders of entries are not needed
     trace.operation = recorder.operation
     with _model_errors(), runner.observe(recorder, exact=exact), trace.following():
-        runner.call(names, session.given(len(names)), exact=exact)
+        runner.call(names, session.inputs(len(names)), exact=exact)
     if not recorder.whole:
         return _NO_OPERATIONS
     numbers = [array is not None and array.dtype.kind in "biuf" for array in recorder.values]
-    held = {str(n): array for n, (array, known) in enumerate(paired(recorder.values, numbers)) if known}
-    np.savez(session.folder / "operations.npz", **held)
-    digests = [_digest_numbers(array) if array.dtype.kind == "f" else "" for array in held.values()]
-    rows = dict(paired(held, digests))
+    stored = {str(n): array for n, (array, known) in enumerate(paired(recorder.values, numbers)) if known}
+    np.savez(session.folder / "operations.npz", **stored)
+    digests = [_digest_numbers(array) if array.dtype.kind == "f" else "" for array in stored.values()]
+    rows = dict(paired(stored, digests))
     return dict(
         _NO_OPERATIONS,
         operations=recorder.operations,

@@ -197,38 +197,38 @@ def change_torch_optimizer(row: optimizers.OptimizerFamily, optimizer: Any, chan
             state[STEP] = sys.modules["torch"].tensor(float(changes[STEP]))
 
 
-def find_torch_optimizers(held: Any, name: str = "", depth: int = 3) -> list[tuple[str, Any]]:
+def find_torch_optimizers(value: Any, name: str = "", depth: int = 3) -> list[tuple[str, Any]]:
     """Return the state_dicts of optimizers in a loaded file, with their names."""
-    if not hasattr(held, "items") or not depth:
+    if not hasattr(value, "items") or not depth:
         return []
-    if {"state", "param_groups"} <= set(held):
-        return [(name, held)]
+    if {"state", "param_groups"} <= set(value):
+        return [(name, value)]
     states: list[tuple[str, Any]] = []
-    for key, child in held.items():
+    for key, child in value.items():
         states += find_torch_optimizers(child, name + "." + str(key) if name else str(key), depth - 1)
     return states
 
 
-def choose_optimizer(file: str, names: list[str], wanted: str | None) -> str | None:
+def choose_optimizer(file: str, names: list[str], name: str | None) -> str | None:
     """Return the name of the wanted optimizer, or of the only one; None if there is none.
 
     Raise UsageError if the file does not contain the wanted one, or contains several.
     """
-    if wanted is not None and wanted not in names:
+    if name is not None and name not in names:
         raise UsageError(
-            f"the file has no optimizer {wanted!r}",
+            f"the file has no optimizer {name!r}",
             file=file,
             found=", ".join(names) or "none",
-            hint=suggest_choice(wanted, names) if names else "leave --optimizer-a and --optimizer-b out",
+            hint=suggest_choice(name, names) if names else "leave --optimizer-a and --optimizer-b out",
         )
-    if wanted is None and len(names) > 1:
+    if name is None and len(names) > 1:
         raise UsageError(
             f"the file has {len(names)} optimizers, and a training step of a model uses one",
             file=file,
             found=", ".join(names),
             hint=f"choose one with --optimizer-a or --optimizer-b, e.g. {names[0]}",
         )
-    return wanted if wanted is not None else next(iter(names), None)
+    return name if name is not None else next(iter(names), None)
 
 
 class TorchTrainer(ModelTrainer):
@@ -242,7 +242,7 @@ class TorchTrainer(ModelTrainer):
         self._state: Message | None = None
         self._settings: Message = {}
 
-    def restore(self, file: str, spec: Message | None, wanted: str | None = None) -> bool:
+    def restore(self, file: str, spec: Message | None, optimizer: str | None = None) -> bool:
         """Find the only optimizer in the file, or the wanted one, and load it by `load_state_dict`."""
         del spec
         if file.endswith((".safetensors", ".npz")) or self.runner.model is None:
@@ -252,7 +252,7 @@ class TorchTrainer(ModelTrainer):
         except Exception:  # noqa: BLE001 - a TorchScript file contains no optimizer
             return False
         states = dict(find_torch_optimizers(contents))
-        name = choose_optimizer(file, list(states), wanted)
+        name = choose_optimizer(file, list(states), optimizer)
         if name is None:
             return False
         self._state, self.stored = states[name], True
@@ -503,7 +503,7 @@ class KerasTrainer(ModelTrainer):
             trained = [variable for variable in variables if getattr(variable, "trainable", True)]
         return [(names.get(id(value), str(getattr(value, "path", value.name))), value) for value in trained]
 
-    def restore(self, file: str, spec: Message | None, wanted: str | None = None) -> bool:
+    def restore(self, file: str, spec: Message | None, name: str | None = None) -> bool:
         """Create the optimizer of the file's own configuration, or the one of `spec`, and load its state.
 
         The caller has audited the configuration (see `read_optimizer_config`): this creates what it names.
@@ -511,7 +511,7 @@ class KerasTrainer(ModelTrainer):
         config = compiled_optimizer(file) if spec is None and os.path.isfile(file) else None
         if config is not None:
             spec = {"name": "optimizer", "class": config.get("class_name")}
-            choose_optimizer(file, ["optimizer"], wanted)
+            choose_optimizer(file, ["optimizer"], name)
         if spec is None:
             return False
         cls = getattr(self._keras.optimizers, str(spec["class"]), None)
@@ -773,7 +773,7 @@ def train_model(session: Any, message: Message) -> Message:
         np.load(session.folder / f"target-{index}.npy", allow_pickle=False)
         for index in range(len(message["outputs"]))
     ]
-    job = TrainingJob(message, session.given(len(message["names"])), targets)
+    job = TrainingJob(message, session.inputs(len(message["names"])), targets)
     try:
         losses, first, changes = trainer.train(job)
     except (UsageError, UnsupportedError):

@@ -439,7 +439,7 @@ BACKWARD: dict[type[Layer], Callable[[Any, Values, np.ndarray, np.ndarray], Back
     Activation: _activation_gradient,
     Concat: _concat_gradient,
     Flatten: lambda _layer, inputs, _y, g: ([g.reshape(inputs[0].shape)], []),
-    Affine: lambda layer, _given, _y, g: ([g * layer.scale], []),
+    Affine: lambda layer, _inputs, _y, g: ([g * layer.scale], []),
     Clip: _clip_gradient,
 }
 

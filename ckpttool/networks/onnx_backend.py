@@ -91,11 +91,11 @@ def create_session(model: bytes, threads: int = 1) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def run_model(model: bytes, given: Mapping[str, np.ndarray]) -> np.ndarray:
+def run_model(model: bytes, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the model's one output for inputs by name, [batch, width] each."""
     if importlib.util.find_spec("onnxruntime") is not None:
-        return np.asarray(create_session(model).run(None, dict(given))[0])
+        return np.asarray(create_session(model).run(None, dict(inputs))[0])
     from onnx.reference import ReferenceEvaluator
 
-    outputs: Any = ReferenceEvaluator(model).run(None, dict(given))
+    outputs: Any = ReferenceEvaluator(model).run(None, dict(inputs))
     return np.asarray(outputs[0])

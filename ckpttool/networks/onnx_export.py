@@ -78,7 +78,7 @@ def encode_model(
     graph = _OnnxGraphBuilder(dtype_of(network), 1 if network.members == 1 else 2)
     values = [name for name, _ in network.inputs]
     for node, location in zip(network.nodes, places, strict=True):
-        graph.place, graph.rank = location, len(shapes[node.inputs[0]])
+        graph.module, graph.rank = location, len(shapes[node.inputs[0]])
         lower = look_up(LAYERS, type(node.layer), _OWNER)
         values.append(lower(graph, node.layer, *[values[number] for number in node.inputs]))
     results = {output: network.output, **{f"next_{slot.name}": slot.value for slot in network.states}}
@@ -131,12 +131,12 @@ class _OnnxGraphBuilder:
         self.dtype = dtype
         self.leading = leading
         """number of axes before a value's shape: the batch, and the members of a stack before it"""
-        self.place = ""
+        self.module = ""
         self.rank = 1
         """number of axes of the layer's first input after these"""
         self.nodes: list[NodeProto] = []
         self.constants: list[TensorProto] = []
-        self._taken: Counter[str] = Counter()
+        self._used: Counter[str] = Counter()
         self._called: set[str] = set()
 
     def apply(self, operator: str, *inputs: str, **attributes: Any) -> str:
@@ -178,9 +178,9 @@ class _OnnxGraphBuilder:
         return [name if other == value else other for other in values]
 
     def _name(self, word: str) -> str:
-        whole = f"{self.place}/{word}"
-        self._taken[whole] += 1
-        return whole if self._taken[whole] == 1 else f"{whole}_{self._taken[whole]}"
+        whole = f"{self.module}/{word}"
+        self._used[whole] += 1
+        return whole if self._used[whole] == 1 else f"{whole}_{self._used[whole]}"
 
 
 def _dense(graph: _OnnxGraphBuilder, layer: Dense, x: str) -> str:

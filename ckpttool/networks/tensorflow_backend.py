@@ -114,10 +114,10 @@ def module(network: Network, *, drawn: bool = False) -> Any:
 class TensorFlowPolicy:
     """A network as one concrete function over [None, width] tensors."""
 
-    def __init__(self, network: Network, place: str, *, xla: bool = False) -> None:
-        self.device = place
+    def __init__(self, network: Network, location: str, *, xla: bool = False) -> None:
+        self.device = location
         self._feeds = InputAdapter(network)
-        function = _on_device(network, place)
+        function = _on_device(network, location)
         self._run = _compile_xla(function) if xla else _trace(network, self._feeds, function)
 
     def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:

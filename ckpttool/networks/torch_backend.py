@@ -151,11 +151,11 @@ def _built_architectures() -> str | None:
     return " ".join(torch.cuda.get_arch_list()) or None
 
 
-def free_bytes(place: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
     """Return how much memory the device, or this process on the CPU, can still allocate."""
-    if place.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(place)
-        reusable = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(free) + max(0, int(reusable))
     return _free_host_bytes()
 
@@ -216,16 +216,18 @@ class TorchPolicy:
     """A network as closures over tensors that live on one device."""
 
     def __init__(
-        self, network: Network, place: torch.device, *, graphs: bool = True, tf32: bool = False
+        self, network: Network, device: torch.device, *, graphs: bool = True, tf32: bool = False
     ) -> None:
-        self.device = str(place)
-        self.place, self.graphs = place, graphs
+        self.device = str(device)
+        self.torch_device, self.graphs = device, graphs
         self.inputs = InputAdapter(network)
         convolutions = any(isinstance(node.layer, Convolution) for node in network.nodes)
-        self._products = Float32Precision(place.type, tf32=tf32, convolutions=convolutions)
+        self._products = Float32Precision(device.type, tf32=tf32, convolutions=convolutions)
         try:
-            self._run = _with_precision(assemble(network, _layer_lowering(place)), self._products)
-            self._on_host = _on_cuda(self._run, place, graphs) if place.type == "cuda" else _on_cpu(self._run)
+            self._run = _with_precision(assemble(network, _layer_lowering(device)), self._products)
+            self._on_host = (
+                _on_cuda(self._run, device, graphs) if device.type == "cuda" else _on_cpu(self._run)
+            )
         except (RuntimeError, MemoryError) as error:
             failure = self.device_failure(error)
             if is_out_of_memory(error):
@@ -268,9 +270,9 @@ class TorchPolicy:
         """
         # 256 rows of every width from 1 to 23 bits are enough for tensor cores; one times a row is the row.
         bits = torch.arange(256) % 23 + 1
-        rows = (1 + torch.exp2(-bits.float()))[:, None].expand(256, 256).contiguous().to(self.place)
+        rows = (1 + torch.exp2(-bits.float()))[:, None].expand(256, 256).contiguous().to(self.torch_device)
         products = _with_precision(lambda factors: [factors[0] @ factors[1]], self._products)
-        kept = (products([rows, torch.eye(256, device=self.place)])[0] == rows).all(1).cpu()
+        kept = (products([rows, torch.eye(256, device=self.torch_device)])[0] == rows).all(1).cpu()
         return int(next((bit - 1 for bit, exact in zip(bits[:23], kept[:23], strict=True) if not exact), 23))
 
     def device_failure(self, error: Exception) -> DeviceError:
@@ -284,7 +286,7 @@ class TorchPolicy:
         traceback.clear_frames(error.__traceback__)
         if is_out_of_memory(error):
             with suppress(RuntimeError):
-                failure.found = f"{free_bytes(self.place) / 2**20:,.0f} MiB free"
+                failure.found = f"{free_bytes(self.torch_device) / 2**20:,.0f} MiB free"
         return failure
 
     def _again(self, arrays: Sequence[np.ndarray], failure: DeviceError) -> list[np.ndarray]:
@@ -295,7 +297,7 @@ class TorchPolicy:
         if not is_out_of_memory(failure):
             raise failure
         rows = arrays[0].shape[0] * (arrays[0].shape[1] if self.inputs.members > 1 else 1)
-        if self.place.type == "cuda":
+        if self.torch_device.type == "cuda":
             self._on_host.clear()  # type: ignore[attr-defined]  # a CudaRun
             torch.cuda.empty_cache()
             try:
@@ -319,8 +321,8 @@ class TorchPolicy:
         """
         members = self.inputs.members
         most = rows // members
-        if self.place.type != "cuda":
-            return members * min(most // 2, free_bytes(self.place) // 2 // self._row_bytes // members)
+        if self.torch_device.type != "cuda":
+            return members * min(most // 2, free_bytes(self.torch_device) // 2 // self._row_bytes // members)
         low, high = 0, most
         while low == 0 and high > 1:
             middle = high // 2
@@ -339,11 +341,11 @@ class TorchPolicy:
         try:
             with torch.inference_mode():
                 inputs = [
-                    torch.zeros((*members, rows, *shape), dtype=dtype, device=self.place)
+                    torch.zeros((*members, rows, *shape), dtype=dtype, device=self.torch_device)
                     for shape in self.inputs.shapes
                 ]
                 self._run(inputs)
-                torch.cuda.synchronize(self.place)
+                torch.cuda.synchronize(self.torch_device)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -408,9 +410,9 @@ class Float32Precision:
         self._tf32 = tf32 and kind == "cuda"
         self._cudnn = convolutions and kind == "cuda"
         backend = "cuda" if kind == "cuda" else "mkldnn"
-        self._wanted = {(backend, "matmul"): "tf32" if self._tf32 else "ieee"}
+        self._requested = {(backend, "matmul"): "tf32" if self._tf32 else "ieee"}
         if convolutions:
-            self._wanted[backend, "conv"] = "ieee"
+            self._requested[backend, "conv"] = "ieee"
 
     def in_force(self) -> bool:
         """Return whether PyTorch's current settings already match."""
@@ -424,7 +426,7 @@ class Float32Precision:
         # "none" inherits from settings that are "none" themselves: full precision.
         return {
             key: value
-            for key, value in self._wanted.items()
+            for key, value in self._requested.items()
             if (now := get(*key)) != value and (value, now) != ("ieee", "none")
         }
 

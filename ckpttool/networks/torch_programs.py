@@ -56,21 +56,21 @@ class CudaRunner:
     a GPU.
     """
 
-    def __init__(self, run: Run, place: torch.device, *, graphs: bool) -> None:
-        self._run, self._place, self._graphs = run, place, graphs
-        self._lock = _device_lock(place)
+    def __init__(self, run: Run, device: torch.device, *, graphs: bool) -> None:
+        self._run, self._device, self._graphs = run, device, graphs
+        self._lock = _device_lock(device)
         # The most recently used shape is the last; None marks a shape that has run once.
         self._shapes: dict[tuple[tuple[int, ...], ...], _ShapeBuffers | None] = {}
         self._last: tuple[tuple[int, ...], ...] = ()
 
-    def __call__(self, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the results as arrays owned by the caller."""
-        key = tuple([array.shape for array in given])
+        key = tuple([array.shape for array in inputs])
         with self._lock:
             shape = self._shapes.get(key)
             if shape is not None and key == self._last:
-                return shape(given)
-            return self._other(key, given)
+                return shape(inputs)
+            return self._other(key, inputs)
 
     def clear(self) -> None:
         """Free the buffers and the graphs of all shapes."""
@@ -92,7 +92,7 @@ class CudaRunner:
             self._shapes[key] = None
             return results
         if shape is None:
-            shape = _ShapeBuffers(self._run, arrays, self._place)
+            shape = _ShapeBuffers(self._run, arrays, self._device)
             if self._graphs:
                 shape.capture(self._pool())
         self._shapes[key] = shape
@@ -100,8 +100,8 @@ class CudaRunner:
         return shape(arrays)
 
     def _once(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        with torch.inference_mode(), torch.cuda.device(self._place):
-            inputs = [as_tensor(array).to(self._place) for array in arrays]
+        with torch.inference_mode(), torch.cuda.device(self._device):
+            inputs = [as_tensor(array).to(self._device) for array in arrays]
             return [result.cpu().numpy() for result in self._run(inputs)]
 
     def _pool(self) -> Any:
@@ -118,16 +118,16 @@ class CudaRunner:
 class _ShapeBuffers:
     """Buffers of one batch shape, and its graph."""
 
-    def __init__(self, run: Run, given: Sequence[np.ndarray], place: torch.device) -> None:
+    def __init__(self, run: Run, inputs: Sequence[np.ndarray], device: torch.device) -> None:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.pool: Any = None
-        self._run, self._place = run, place
-        small = sum(array.nbytes for array in given) <= PIECE_BYTES
-        with torch.inference_mode(), torch.cuda.device(place):
+        self._run, self._device = run, device
+        small = sum(array.nbytes for array in inputs) <= PIECE_BYTES
+        with torch.inference_mode(), torch.cuda.device(device):
             # C order for any array order: arrays of one shape share these buffers.
             self._inputs = [
-                torch.zeros(array.shape, dtype=getattr(torch, array.dtype.name), device=place)
-                for array in given
+                torch.zeros(array.shape, dtype=getattr(torch, array.dtype.name), device=device)
+                for array in inputs
             ]
             kind = _BufferedUpload if small else _ChunkedUpload
             self._uploads = [kind(tensor) for tensor in self._inputs]
@@ -137,15 +137,15 @@ class _ShapeBuffers:
         self._locked = all(upload.locked for upload in self._uploads) and all(map(_is_locked, self._outputs))
         self._fast = False
 
-    def __call__(self, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         if self._fast and self.graph is not None:
             # No PyTorch modes or current device are needed here: host memory, one launch, one wait.
-            for upload, array in zip(self._uploads, given, strict=True):
+            for upload, array in zip(self._uploads, inputs, strict=True):
                 upload.fill(array)
             self.graph.replay()
         else:
-            self._slow(given)
-        torch.cuda.current_stream(self._place).synchronize()
+            self._slow(inputs)
+        torch.cuda.current_stream(self._device).synchronize()
         return [array.copy() for array in self._arrays]
 
     def capture(self, pool: Any) -> None:
@@ -155,7 +155,7 @@ class _ShapeBuffers:
         pool = torch.cuda.graph_pool_handle() if pool is None else pool
         try:
             with torch.inference_mode():
-                self.graph, _ = capture_graph(self._device_part, self._place, pool=pool, warm_ups=1)
+                self.graph, _ = capture_graph(self._device_part, self._device, pool=pool, warm_ups=1)
         except (UnsupportedError, RuntimeError) as error:
             # If the device itself has failed, the next kernels raise the error.
             reason = "not enough memory" if is_out_of_memory(error) else first_line(error)
@@ -166,7 +166,7 @@ class _ShapeBuffers:
         self._fast = all(isinstance(upload, _BufferedUpload) for upload in self._uploads)
 
     def _slow(self, arrays: Sequence[np.ndarray]) -> None:
-        with torch.inference_mode(), torch.cuda.device(self._place):
+        with torch.inference_mode(), torch.cuda.device(self._device):
             for upload, array in zip(self._uploads, arrays, strict=True):
                 upload.fill(array)
             if self.graph is None:
@@ -204,7 +204,7 @@ class _ChunkedUpload:
     """Copies a large array to a tensor on a device through two page-locked buffers in turn."""
 
     def __init__(self, target: torch.Tensor) -> None:
-        self._target, self._place = target.view(-1), target.device
+        self._target, self._device = target.view(-1), target.device
         self._most = max(1, min(target.numel(), PIECE_BYTES // target.element_size()))
         self._buffers = [_allocate_pinned((self._most,), target.dtype) for _ in range(2)]
         self._sent = [torch.cuda.Event() for _ in self._buffers]  # type: ignore[no-untyped-call]  # as Stream
@@ -212,7 +212,7 @@ class _ChunkedUpload:
 
     def fill(self, array: np.ndarray) -> None:
         """Launch the copies of all pieces."""
-        flat, stream = array.reshape(-1), torch.cuda.current_stream(self._place)
+        flat, stream = array.reshape(-1), torch.cuda.current_stream(self._device)
         for number, start in enumerate(range(0, flat.size, self._most)):
             piece = flat[start : start + self._most]
             buffer, sent = self._buffers[number % 2], self._sent[number % 2]
@@ -242,7 +242,7 @@ def _device_lock(device: torch.device) -> threading.RLock:
 
 
 def capture_graph(
-    body: Callable[[], Result], place: torch.device, *, pool: Any = None, warm_ups: int = WARM_UPS
+    body: Callable[[], Result], device: torch.device, *, pool: Any = None, warm_ups: int = WARM_UPS
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
     """Return a graph that repeats the launches of `body`, and its result, overwritten by every replay.
 
@@ -251,22 +251,22 @@ def capture_graph(
 
     Args:
         body: runs `warm_ups` times and once more for the capture; it may read no value on the host.
-        place: the device.
+        device: the device.
         pool: memory pool to share with other graphs (torch.cuda.graph_pool_handle); None for a new one.
         warm_ups: calls before the capture.
     """
     pool = torch.cuda.graph_pool_handle() if pool is None else pool
-    with _device_lock(place), _capture_lock, torch.cuda.device(place):
-        if place not in _streams:
-            _streams[place] = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]  # unannotated
-        stream, here = _streams[place], torch.cuda.current_stream(place)
+    with _device_lock(device), _capture_lock, torch.cuda.device(device):
+        if device not in _streams:
+            _streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # unannotated
+        stream, here = _streams[device], torch.cuda.current_stream(device)
         stream.wait_stream(here)
         # This block restores the caller's stream; torch.cuda.graph does not if a capture fails.
         with torch.cuda.stream(stream):
             try:
                 for _ in range(warm_ups):
                     body()
-                graph, result = _capture_once(body, place, pool)
+                graph, result = _capture_once(body, device, pool)
             finally:
                 here.wait_stream(stream)
     return graph, result

@@ -106,11 +106,11 @@ class CallRecorder:
     activations = True
     """whether `before_activation` is called"""
 
-    def __init__(self, wanted: set[tuple[str, int]] | None = None, folder: Path | None = None) -> None:
+    def __init__(self, calls: set[tuple[str, int]] | None = None, folder: Path | None = None) -> None:
         self.calls: list[dict[str, Any]] = []
         self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
         self._counts: dict[str, int] = {}
-        self._wanted, self._folder = wanted, folder
+        self._selected, self._folder = calls, folder
         # Tensors and their files by id; they are kept, because an id may be reused.
         self._written: dict[int, tuple[Any, str]] = {}
 
@@ -121,9 +121,9 @@ class CallRecorder:
         self._counts[path] = number + 1
         record: dict[str, Any] = {"path": path, "number": number, "saved": {}}
         record["options"] = plain_settings(kwargs) if hasattr(kwargs, "items") else {}
-        if self._wanted is not None and (path, number) not in self._wanted:
+        if self._selected is not None and (path, number) not in self._selected:
             return None
-        if self._wanted is not None:
+        if self._selected is not None:
             record["given"] = self._arrays("given", (args, kwargs))
             self.kept[path, number] = args, kwargs
         return record
@@ -133,10 +133,10 @@ class CallRecorder:
         if "before" not in record:
             record["before"] = self._arrays("before", value)
 
-    def leave(self, record: Any, made: Any) -> None:
+    def leave(self, record: Any, outputs: Any) -> None:
         """Record the end of a call with its result."""
         if record is not None:
-            record["made"] = self._arrays("made", made)
+            record["made"] = self._arrays("made", outputs)
             self.calls.append(record)
 
     def _arrays(self, what: str, value: Any) -> list[dict[str, Any]]:
@@ -188,20 +188,20 @@ class OperationRecorder(CallRecorder):
     def enter(self, path: str, args: Any, kwargs: Any, module: Any = None) -> Any:
         """Record what a layer receives."""
         record = super().enter(path, args, {}, module)
-        given = [self._number(tensor) for tensor in list_tensors((args, kwargs))]
-        return dict(record, given=given, start=len(self.values))
+        inputs = [self._number(tensor) for tensor in list_tensors((args, kwargs))]
+        return dict(record, given=inputs, start=len(self.values))
 
-    def leave(self, record: Any, made: Any) -> None:
+    def leave(self, record: Any, outputs: Any) -> None:
         """Record what a layer returns."""
-        numbers = [self._number(tensor) for tensor in list_tensors(made)]
+        numbers = [self._number(tensor) for tensor in list_tensors(outputs)]
         self.calls.append(dict(record, made=numbers, end=len(self.values)))
 
-    def operation(self, name: str, given: Any) -> Callable[[Any], None]:
+    def operation(self, name: str, inputs: Any) -> Callable[[Any], None]:
         """Record an operation, which may write to what it receives; return what records its outputs."""
-        row: dict[str, Any] = {"name": name, "given": self._plain(given)}
+        row: dict[str, Any] = {"name": name, "given": self._plain(inputs)}
 
-        def finish(made: Any) -> None:
-            row["made"] = [self._number(tensor, new=True) for tensor in list_tensors(made)]
+        def finish(outputs: Any) -> None:
+            row["made"] = [self._number(tensor, new=True) for tensor in list_tensors(outputs)]
             self.operations.append(row)
 
         return finish
@@ -244,10 +244,10 @@ class NumbersRecorder(CallRecorder):
         super().__init__()
         self.results: list[Any] = []
 
-    def leave(self, record: Any, made: Any) -> None:
+    def leave(self, record: Any, outputs: Any) -> None:
         """Describe the results of a call."""
         if record is not None:
-            self.results += [describe_numbers(view_array(tensor)) for tensor in list_tensors(made)]
+            self.results += [describe_numbers(view_array(tensor)) for tensor in list_tensors(outputs)]
 
 
 def describe_numbers(array: Any) -> Any:
@@ -269,11 +269,11 @@ def _largest(array: Any) -> float:
     return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
 
 
-def plain_settings(held: Any) -> dict[str, Any]:
+def plain_settings(value: Any) -> dict[str, Any]:
     """Return the attributes or settings of an object that are plain numbers, words or shapes."""
     return {
         name: list(value) if isinstance(value, (list, tuple)) else value
-        for name, value in held.items()
+        for name, value in value.items()
         if isinstance(name, str) and not name.startswith("_") and _is_plain(value)
     }
 
@@ -316,13 +316,13 @@ class CallFacts(CallRecorder):
             self._trace.enter((args, kwargs))
         return path, module, args, kwargs
 
-    def leave(self, record: Any, made: Any) -> None:
+    def leave(self, record: Any, outputs: Any) -> None:
         """Record the end of a call with its result."""
         path, module, args, kwargs = record
-        self.flow(module, (args, kwargs), made)
+        self.flow(module, (args, kwargs), outputs)
         axis = self._runner.feature_axis(module)
         if axis is not None:
-            self._trace.module(module, args, made, axis)
+            self._trace.module(module, args, outputs, axis)
         tensors = list_tensors(args)
         alone = len(tensors) == 1 and len(tensor_shape(tensors[0])) > 1
         if alone and len(self._probed) < _MOST_PROBED and self._runner.has_own_call(module):
@@ -330,12 +330,12 @@ class CallFacts(CallRecorder):
             # norm's: its results for generated numbers do.
             self._probed.setdefault(id(module), (module, tensors[0]))
         if path == ROOT:
-            self._trace.border(made, self._runner.channel_axis)
+            self._trace.border(outputs, self._runner.channel_axis)
 
-    def flow(self, module: Any, given: Any, made: Any) -> None:
+    def flow(self, module: Any, inputs: Any, outputs: Any) -> None:
         """Record which modules contribute to the output of a module or operation (None)."""
-        before, self._results = 0, made
-        for tensor in list_tensors(given):
+        before, self._results = 0, outputs
+        for tensor in list_tensors(inputs):
             before |= self._flow.get(id(tensor), (None, 0))[1]
         if module is not None and self._runner.holds_tensors(module):
             if id(module) not in self._order and len(self._order) < _MOST_FOLLOWED:
@@ -343,7 +343,7 @@ class CallFacts(CallRecorder):
                 self._before.append(before)
             if id(module) in self._order:
                 before |= 1 << self._order[id(module)]
-        for tensor in list_tensors(made):
+        for tensor in list_tensors(outputs):
             self._flow[id(tensor)] = tensor, before | self._flow.get(id(tensor), (None, 0))[1]
 
     def facts(self) -> dict[int, dict[str, Any]]:
@@ -468,7 +468,7 @@ class Trace:
         self.operation: Callable[[str, Any], Callable[[Any], None]] | None = None
         # Tensors are kept, because an id may be reused.
         self._entries: dict[int, tuple[Any, Any]] = {}
-        self._seen: dict[int, dict[str, list[Any]]] = {}
+        self._visited: dict[int, dict[str, list[Any]]] = {}
         # Variables by their handles, and the tensors read from them: kept, because an id may be reused.
         self._handles: dict[int, tuple[Any, int]] = {}
         self._read: dict[int, tuple[Any, int]] = {}
@@ -498,44 +498,48 @@ class Trace:
         """Record the numbers of a tensor's entries."""
         self._entries[id(tensor)] = tensor, entries
 
-    def convolved(self, taken: Any, made: Any, channel: int) -> None:
+    def convolved(self, inputs: Any, outputs: Any, channel: int) -> None:
         """Record an operation from images to images."""
-        if len(tensor_shape(taken)) >= _IMAGE_RANK:
-            self.activations.take(self.entries(taken), channel % len(tensor_shape(taken)))
-        if len(tensor_shape(made)) >= _IMAGE_RANK:
-            self.put(made, self.activations.image(tensor_shape(made), channel % len(tensor_shape(made))))
+        if len(tensor_shape(inputs)) >= _IMAGE_RANK:
+            self.activations.take(self.entries(inputs), channel % len(tensor_shape(inputs)))
+        if len(tensor_shape(outputs)) >= _IMAGE_RANK:
+            self.put(
+                outputs, self.activations.image(tensor_shape(outputs), channel % len(tensor_shape(outputs)))
+            )
 
-    def kept(self, given: list[Any], made: Any) -> bool:
+    def kept(self, inputs: list[Any], outputs: Any) -> bool:
         """Record an elementwise operation; return whether it is one: a traced input has its shape."""
-        same = [leaf for leaf in given if self.is_followed(leaf) and tensor_shape(leaf) == tensor_shape(made)]
+        same = [
+            leaf for leaf in inputs if self.is_followed(leaf) and tensor_shape(leaf) == tensor_shape(outputs)
+        ]
         if not same:
             return False
-        for tensor in given:
+        for tensor in inputs:
             # Keras adds two layers' outputs for one input like a bias, without the batch axis.
             if tensor is not same[0] and self.is_followed(tensor):
                 entries = self.entries(tensor)
                 if entries.size == self.entries(same[0]).size:
-                    self.activations.link(self.entries(same[0]), entries.reshape(tensor_shape(made)))
-        self.put(made, self.entries(same[0]))
+                    self.activations.link(self.entries(same[0]), entries.reshape(tensor_shape(outputs)))
+        self.put(outputs, self.entries(same[0]))
         return True
 
-    def module(self, module: Any, given: Any, made: Any, axis: Callable[[int], int]) -> None:
+    def module(self, module: Any, inputs: Any, outputs: Any, axis: Callable[[int], int]) -> None:
         """Record one call of a module; `axis` maps a tensor's rank to its feature axis."""
-        for side, value in (("in", given), ("out", made)):
+        for side, value in (("in", inputs), ("out", outputs)):
             tensor = next(iter(list_tensors(value)), None)
             shape = tensor_shape(tensor)
             if len(shape) > 1 and self.is_followed(tensor):
                 self._use(id(module), side, tensor, axis(len(shape)))
             elif len(shape) > 1 and side == "in":
                 # Its way here was not reported, e.g. through NumPy.
-                self._seen.setdefault(id(module), {}).setdefault(side, []).append(None)
+                self._visited.setdefault(id(module), {}).setdefault(side, []).append(None)
 
     def _use(self, number: int, side: str, tensor: Any, axis: int) -> None:
         moved = np.moveaxis(self.entries(tensor), axis, -1)
         rows = moved.reshape(-1, moved.shape[-1])
         # The first position may be padding.
         whole = np.flatnonzero((rows >= 0).all(1))
-        self._seen.setdefault(number, {}).setdefault(side, []).append(rows[whole[0] if len(whole) else 0])
+        self._visited.setdefault(number, {}).setdefault(side, []).append(rows[whole[0] if len(whole) else 0])
 
     def border(self, value: Any, channel: int) -> None:
         """Record the model's inputs or outputs; their rank shows whether they are images."""
@@ -564,12 +568,12 @@ class Trace:
         origins: dict[int, tuple[str, int]] = {input_: ("input", n) for n, input_ in enumerate(self._inputs)}
         origins[-1] = MIXED, -1
         for module, number in sorted(calls.items(), key=lambda item: item[1]):
-            for row in self._seen.get(module, {}).get("out", []):
+            for row in self._visited.get(module, {}).get("out", []):
                 results = self.activations.results(row)
                 if len(results) == 1:
                     origins.setdefault(results[0][0], ("call", number))
         parts_: dict[int, dict[str, Any]] = {}
-        for module, sides in self._seen.items():
+        for module, sides in self._visited.items():
             input_results = [self.activations.results(row) for row in sides.get("in", []) if row is not None]
             joined = [call if len(call) > 1 else () for call in input_results]
             several = [tuple(FeaturePart(n, *origins.get(i, ("", -1))) for i, n in call) for call in joined]
@@ -586,7 +590,7 @@ class Trace:
             return {}
         self.activations.finish()
         documents: dict[int, dict[str, Any]] = {}
-        for module, sides in self._seen.items():
+        for module, sides in self._visited.items():
             for side, calls in sides.items():
                 orders = [None if call is None else self.activations.order(call) for call in calls]
                 known = orders[0]
@@ -680,8 +684,8 @@ class TorchTrace(Trace):
                 del types
                 finish = None
                 if trace.operation is not None:
-                    given = [*args, *(kwargs or {}).values()]
-                    finish = trace.operation(func._schema.name.partition("::")[2], given)
+                    inputs = [*args, *(kwargs or {}).values()]
+                    finish = trace.operation(func._schema.name.partition("::")[2], inputs)
                 result = func(*args, **(kwargs or {}))
                 if finish is not None:
                     finish(result)
