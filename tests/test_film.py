@@ -258,7 +258,7 @@ def test_the_filmed_episode_is_the_scored_one() -> None:
         camera = Camera(drawn, 3, "episode 3", shown.append)
         with pytest.raises(CutError):
             rollouts(PENDULUM, drawn, RolloutSpec(5, seed=3, watch=camera))
-    assert camera.paid == pytest.approx(alone.returns[3], abs=1e-3)
+    assert camera.reward == pytest.approx(alone.returns[3], abs=1e-3)
     assert len(shown) == camera.frames == alone.lengths[3] + 1 == 41
     assert {picture.shape for picture in shown} == {(500, 500, 3)}
     # Below the caption: the pole is there, and it moves.
@@ -312,9 +312,15 @@ def test_a_strip_takes_some_steps_and_the_last() -> None:
         camera = StripCamera(drawn, 2, [0, 20], 50)
         with pytest.raises(CutError):
             rollouts(PENDULUM, drawn, RolloutSpec(3, seed=3, watch=camera))
-    assert [frame.step for frame in camera.taken] == [0, 20, 40]
-    assert {frame.picture.shape for frame in camera.taken} == {(50, 50, 3)}
-    assert camera.taken[0].paid == 0 > camera.taken[1].paid > camera.taken[2].paid == camera.paid
+    assert [frame.step for frame in camera.captured] == [0, 20, 40]
+    assert {frame.picture.shape for frame in camera.captured} == {(50, 50, 3)}
+    assert (
+        camera.captured[0].reward
+        == 0
+        > camera.captured[1].reward
+        > camera.captured[2].reward
+        == camera.reward
+    )
 
 
 def test_the_command_draws_the_best_and_the_worst(tmp_path: Path, golden: Golden) -> None:

@@ -452,7 +452,7 @@ def test_a_simulator_that_writes_its_tensors_in_place_is_played(module: Path) ->
         for _ in range(2):
             (rollout,) = rollouts(torch_policy(chain(3, dense(3, 1))), vector, RolloutSpec(9))
             np.testing.assert_array_equal(rollout.returns, expected.returns)
-        simulator: Any = vector.task._made  # type: ignore[attr-defined]
+        simulator: Any = vector.task._task  # type: ignore[attr-defined]
         simulator.held.zero_()  # outside of the rollout too
         assert simulator.seeds
 

@@ -276,14 +276,14 @@ def surroundings_notes(runs: Sequence[RunResult]) -> Iterator[str]:
 
 
 @functools.lru_cache(maxsize=4)
-def curve_over_steps(found: Algorithm) -> tuple[AlgorithmCurvePoint, ...]:
+def curve_over_steps(row: Algorithm) -> tuple[AlgorithmCurvePoint, ...]:
     """Return mean and IQM over the runs at each step that any run has, within the range that all runs cover.
 
     A run without a checkpoint at a step contributes the linear interpolation between its neighbours.
     Empty if a run has no steps, or if the runs have no steps in common.
     """
     curves: list[tuple[np.ndarray, np.ndarray]] = []
-    for run in found.runs:
+    for run in row.runs:
         scores: dict[int, list[float]] = {}
         for checkpoint in (*run.earlier, *run.scored):
             if checkpoint.step is None:
@@ -292,11 +292,11 @@ def curve_over_steps(found: Algorithm) -> tuple[AlgorithmCurvePoint, ...]:
         steps = sorted(scores)
         values = np.array([np.mean(scores[step]) for step in steps])
         curves.append(
-            (np.array(steps), values if found.scale is None else found.scale.normalize(run.env, values))
+            (np.array(steps), values if row.scale is None else row.scale.normalize(run.env, values))
         )
     first, last = max(int(steps[0]) for steps, _ in curves), min(int(steps[-1]) for steps, _ in curves)
     every = sorted({int(step) for steps, _ in curves for step in steps if first <= step <= last})
-    return tuple(_curve_point(found, curves, step) for step in every)
+    return tuple(_curve_point(row, curves, step) for step in every)
 
 
 def _curve_point(
@@ -318,14 +318,14 @@ def _curve_point(
     return AlgorithmCurvePoint(step, means, iqms)
 
 
-def performance_profiles(found: Sequence[Algorithm]) -> tuple[PerformanceProfile, ...]:
+def performance_profiles(algorithms: Sequence[Algorithm]) -> tuple[PerformanceProfile, ...]:
     """Return the profile of each algorithm at the same thresholds: every score of any of them.
 
     Between these thresholds a profile is constant. If each algorithm has a single run, the scores are those
     of its episodes.
     """
-    single = all(len(algorithm.runs) == 1 for algorithm in found)
-    strata = [_stratify(algorithm.runs, algorithm.scale, episodes=single) for algorithm in found]
+    single = all(len(algorithm.runs) == 1 for algorithm in algorithms)
+    strata = [_stratify(algorithm.runs, algorithm.scale, episodes=single) for algorithm in algorithms]
     scores = np.unique(np.concatenate([side for sides in strata for side in sides]))
     scores = scores[np.isfinite(scores)] if np.isfinite(scores).any() else np.zeros(1)
     if len(scores) > MOST_THRESHOLDS:

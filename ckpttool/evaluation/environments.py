@@ -148,7 +148,7 @@ def has_observation_size(trained: str, played: str, size: int) -> bool:
     return size in _VERSIONS.get(match[1], {}).get(int(match[2]), ())
 
 
-def observation_arguments(env_id: str, own: int, wanted: int, positions: bool = False) -> dict[str, bool]:
+def observation_arguments(env_id: str, own: int, size: int, positions: bool = False) -> dict[str, bool]:
     """Return arguments that make the environment show more values, if they give the wanted size.
 
     `positions` requests the coordinates counted in UNSEEN: a size alone is no evidence of them, because
@@ -156,10 +156,10 @@ def observation_arguments(env_id: str, own: int, wanted: int, positions: bool = 
     """
     name = task_family(env_id)
     if positions:
-        hidden = name in UNSEEN and wanted == own + UNSEEN[name]
+        hidden = name in UNSEEN and size == own + UNSEEN[name]
         return {"exclude_current_positions_from_observation": False} if hidden else {}
     # ant_v4.py computes contact forces only on request, and then they add a cost.
-    if env_id == "Ant-v4" and own == 27 and wanted in LAYOUTS["Ant"]:
+    if env_id == "Ant-v4" and own == 27 and size in LAYOUTS["Ant"]:
         return {"use_contact_forces": True}
     return {}
 
@@ -285,7 +285,7 @@ class AdaptedVector(OuterVector):
         observation = ((OBS, columns.shape, dtype),)
         entries = (sentence,) if assumed else ()
         self.spec = replace(inner.spec, observation=observation, assumed=entries, observation_bounds={})
-        self.obs = self._seen = np.zeros((self.num_envs, len(columns)), dtype)
+        self.obs = self._observed = np.zeros((self.num_envs, len(columns)), dtype)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -306,10 +306,10 @@ class AdaptedVector(OuterVector):
     def _see(self, rows: np.ndarray) -> None:
         shown = np.asarray(self._inner.obs)
         if len(rows) == self.num_envs:
-            shown.take(self._columns, axis=1, out=self._seen, mode="wrap")
+            shown.take(self._columns, axis=1, out=self._observed, mode="wrap")
         else:
-            self._seen[rows] = shown[rows[:, None], self._columns]
-        self._seen[:, self._blank] = 0
+            self._observed[rows] = shown[rows[:, None], self._columns]
+        self._observed[:, self._blank] = 0
 
 
 def adapt_observations(

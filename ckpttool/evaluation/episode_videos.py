@@ -121,7 +121,7 @@ def require_video_support(
     paths: Sequence[str],
     options: EvaluationOptions,
     target: str,
-    wanted: Sequence[str] = ("0",),
+    episodes: Sequence[str] = ("0",),
     *,
     force: bool = False,
 ) -> None:
@@ -135,7 +135,7 @@ def require_video_support(
         paths: the checkpoints.
         options: those of the evaluation.
         target: the video's file, whose suffix is its format.
-        wanted: episode numbers, or best, worst and median.
+        episodes: episode numbers, or best, worst and median.
         force: the file may exist.
     """
     if _suffix(target) not in video.ENCODINGS:
@@ -145,14 +145,14 @@ def require_video_support(
             hint=f"use a file name that ends in {' or '.join(video.ENCODINGS)}",
         )
     require_new(target, force=force)
-    _require_recording(paths, options, wanted, video.require_encoder)
+    _require_recording(paths, options, episodes, video.require_encoder)
 
 
 def require_strip_support(
     paths: Sequence[str],
     options: EvaluationOptions,
     target: str,
-    wanted: Sequence[str],
+    episodes: Sequence[str],
     *,
     force: bool = False,
 ) -> None:
@@ -164,13 +164,13 @@ def require_strip_support(
         paths: the checkpoints.
         options: those of the evaluation.
         target: the PNG file.
-        wanted: episode numbers, or best, worst and median.
+        episodes: episode numbers, or best, worst and median.
         force: the file may exist.
     """
     if _suffix(target) != ".png":
         raise UsageError("a film strip is a PNG image", file=target, hint="use a file name that ends in .png")
     require_new(target, force=force)
-    _require_recording(paths, options, wanted, video.require_pillow)
+    _require_recording(paths, options, episodes, video.require_pillow)
 
 
 def _require_recording(
@@ -198,7 +198,7 @@ def _require_recording(
 def record_video(
     scored: Evaluation,
     target: str,
-    wanted: Sequence[str] = ("0",),
+    episodes: Sequence[str] = ("0",),
     *,
     options: EvaluationOptions,
     width: int | None = None,
@@ -214,14 +214,14 @@ def record_video(
     Args:
         scored: the evaluation.
         target: the video's file.
-        wanted: episode numbers, or best, worst and median.
+        episodes: episode numbers, or best, worst and median.
         options: those of the evaluation.
         width: width of the images in pixels, by default the environment's.
         force: replace the file.
         progress: called with the frames rendered so far, and all.
     """
     require_new(target, force=force)
-    chosen = _choose_episodes(wanted, scored.rollout)
+    chosen = _choose_episodes(episodes, scored.rollout)
     total = sum(int(scored.rollout.lengths[number]) + 1 for number in chosen)
     takes: list[VideoEpisode] = []
     with _Replay(scored, options) as replay:
@@ -251,7 +251,7 @@ STRIP_WIDTH = 240
 def record_strip(
     scored: Evaluation,
     target: str,
-    wanted: Sequence[str] = ("best", "worst"),
+    episodes: Sequence[str] = ("best", "worst"),
     *,
     options: EvaluationOptions,
     frames: int = 8,
@@ -266,7 +266,7 @@ def record_strip(
     Args:
         scored: the evaluation.
         target: the PNG file.
-        wanted: episode numbers, or best, worst and median: a row each.
+        episodes: episode numbers, or best, worst and median: a row each.
         options: those of the evaluation.
         frames: images in a row.
         theme: "light" or "dark".
@@ -274,7 +274,7 @@ def record_strip(
         progress: called with the episodes drawn so far, and all.
     """
     require_new(target, force=force)
-    chosen = _choose_episodes(wanted, scored.rollout)
+    chosen = _choose_episodes(episodes, scored.rollout)
     takes: list[VideoEpisode] = []
     rows: list[tuple[str, list[StripFrame]]] = []
     with _Replay(scored, options) as replay:
@@ -282,7 +282,7 @@ def record_strip(
             steps = np.linspace(0, int(scored.rollout.lengths[number]), frames).round().astype(int)
             camera = StripCamera(replay.vector, number, steps.tolist(), STRIP_WIDTH)
             takes.append(replay.take(camera, number, words))
-            rows.append((_strip_heading(takes[-1]), camera.taken))
+            rows.append((_strip_heading(takes[-1]), camera.captured))
             progress(len(rows), len(chosen))
         fps = replay.vector.spec.render_fps
     title = f"{shorten(clean(os.path.basename(scored.checkpoint)), 60)} in {clean(scored.env)}"
@@ -364,7 +364,7 @@ class _Replay:
             play_stacked((self._player,), how, self.vector, watch=camera)
         except CutError:
             steps, score = camera.frames - 1, float(played.returns[number])
-            equal = camera.paid == score and steps == played.lengths[number]
-            return VideoEpisode(number, words, camera.paid, steps, score, bool(equal))
+            equal = camera.reward == score and steps == played.lengths[number]
+            return VideoEpisode(number, words, camera.reward, steps, score, bool(equal))
         # Only Ctrl-C ends a replay before its last episode ends.
         raise KeyboardInterrupt

@@ -74,19 +74,19 @@ class ConversionUsage(NamedTuple):
         """Return the fix for unused statistics."""
         return f"apply {file or 'them'} to the inputs of the model; the target does not contain them"
 
-    def entry(self, found: AgentEvidence) -> LedgerEntry | None:
+    def entry(self, fact: AgentEvidence) -> LedgerEntry | None:
         """Return the entry for one piece of evidence, None if the weights do not depend on it."""
-        if found.what != OBSERVATION_STATISTICS:
+        if fact.what != OBSERVATION_STATISTICS:
             return None
-        if isinstance(found.leaf, Leaf):
-            return _statistics_tensor(found, found.leaf, self.observed, self.normalised, self.hint(None))
-        if isinstance(found.plain, bool | str) and not self.normalised:
-            value = found.plain
+        if isinstance(fact.leaf, Leaf):
+            return _statistics_tensor(fact, fact.leaf, self.observed, self.normalised, self.hint(None))
+        if isinstance(fact.plain, bool | str) and not self.normalised:
+            value = fact.plain
             named = value is True or (isinstance(value, str) and re.search("filter|norm", value, re.I))
             certain = (
-                value is True and re.search(rf"(^|_)({OBSERVED})(_|$)", last_word(found.name)) is not None
+                value is True and re.search(rf"(^|_)({OBSERVED})(_|$)", last_word(fact.name)) is not None
             )
-            return make_entry(found, decides=certain, hint=self.hint(None)) if named else None
+            return make_entry(fact, decides=certain, hint=self.hint(None)) if named else None
         return None
 
 
@@ -133,7 +133,7 @@ class PolicyUsage(NamedTuple):
         name = {"norm": "obs_norm", "hidden": "activations", "action_high": "action_low"}.get(fact, fact)
         return name not in ("activations", "action_low") or self.known.is_read(name)
 
-    def entry(self, found: AgentEvidence) -> LedgerEntry | None:
+    def entry(self, evidence: AgentEvidence) -> LedgerEntry | None:
         """Return the entry for one piece of evidence, None if it has no effect or is used."""
         judge = {
             "observation statistics": self._statistics,
@@ -143,10 +143,10 @@ class PolicyUsage(NamedTuple):
             "architecture": self._architecture,
             "wrapper": self._wrapper,
             "custom code": self._code,
-        }.get(found.what)
+        }.get(evidence.what)
         if judge is None:
-            return make_entry(found) if isinstance(found.leaf, Leaf) else None
-        return judge(found)
+            return make_entry(evidence) if isinstance(evidence.leaf, Leaf) else None
+        return judge(evidence)
 
     def _statistics(self, evidence: AgentEvidence) -> LedgerEntry | None:
         if isinstance(evidence.leaf, Leaf):
@@ -294,16 +294,16 @@ def _is_own_class(setting: str, name: str) -> bool:
     return foreign and (role or not re.fullmatch("(model|agent)(_.*)?|.*_(name|type)", setting))
 
 
-def make_entry(found: AgentEvidence, *, decides: bool = False, hint: str | None = None) -> LedgerEntry:
+def make_entry(evidence: AgentEvidence, *, decides: bool = False, hint: str | None = None) -> LedgerEntry:
     """Return the entry for evidence that is not used; one that decides changes the outputs."""
-    leaf = found.leaf
+    leaf = evidence.leaf
     if isinstance(leaf, Leaf):
         value = f"{leaf.dtype}{list(leaf.shape)}"
     else:
         value = leaf.value.name if isinstance(leaf.value, Record) else str(leaf.value)
-        value = f"{re.split(r'[/.]', found.name)[-1]} = {value[:80]}"
-    where = found.name if found.file is None else f"{found.file}: {found.name}"
-    return LedgerEntry("not used", found.what, value, where, decides=decides, hint=hint)
+        value = f"{re.split(r'[/.]', evidence.name)[-1]} = {value[:80]}"
+    where = evidence.name if evidence.file is None else f"{evidence.file}: {evidence.name}"
+    return LedgerEntry("not used", evidence.what, value, where, decides=decides, hint=hint)
 
 
 def _statistics_tensor(

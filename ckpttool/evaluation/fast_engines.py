@@ -1079,9 +1079,9 @@ TASKS: dict[str, tuple[Callable[[Any, int], TaskRules], int]] = {
 WRAPPERS = {"TimeLimit", "OrderEnforcing", "PassiveEnvChecker"}
 
 
-def find_rules(made: Any) -> TaskRules:
+def find_rules(environment: Any) -> TaskRules:
     """Return the rules for a Gymnasium environment; raise UnsupportedError if there are none."""
-    env, layer = made.unwrapped, made
+    env, layer = environment.unwrapped, environment
     while layer is not env:
         if type(layer).__name__ not in WRAPPERS:
             raise UnsupportedError(f"the mujoco engine does not support the wrapper {type(layer).__name__}")

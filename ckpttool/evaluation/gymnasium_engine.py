@@ -253,9 +253,9 @@ class Agreement:
         return () if self.exact else (f"{what}: {errors}",)
 
 
-def measure_deviation(quantity: str, found: Any, expected: Any, tolerance: float) -> Deviation:
+def measure_deviation(quantity: str, values: Any, expected: Any, tolerance: float) -> Deviation:
     """Compare two arrays of equal shape; equal values, or NaN in both, count as no error."""
-    numbers, reference = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    numbers, reference = np.asarray(values, np.float64), np.asarray(expected, np.float64)
     if numbers.shape != reference.shape:
         return Deviation(quantity, math.inf, tolerance)
     same = (numbers == reference) | (np.isnan(numbers) & np.isnan(reference))

@@ -466,13 +466,13 @@ def _wrapper_override_note(agent: Agent, how: Protocol) -> tuple[str, ...]:
     return (f"environment wrappers given: {', '.join(how.wrappers)}; the files list {', '.join(named)}",)
 
 
-def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spec: EnvSpec) -> PlayableAgent:
+def prepare_agent(agent: Agent, env: EvaluationEnvironment, how: Protocol, spec: EnvSpec) -> PlayableAgent:
     """Prepare the agent for an environment; raise EnvironmentMismatchError if it does not fit."""
     agent = assume_choices(agent, spec)
     part = policy_part(agent, how.network)
     front = agent.front(part.title)
-    settings, assumed = derive_network_settings(agent, _fit_bounds(agent, part, front, place, spec))
-    differing = SpaceComparison(agent, place, how, spec)
+    settings, assumed = derive_network_settings(agent, _fit_bounds(agent, part, front, env, spec))
+    differing = SpaceComparison(agent, env, how, spec)
     differing.require_same_actions()
     require_even_bounds(agent, settings)
     sampling: Sampler | None = None
@@ -480,18 +480,18 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
         settings, sampling = read_sampling(agent, part, settings, how)
     network = policy_network(agent.tree, part, settings, front, spec.shapes)
     more = sidecar.assumption_entries("architecture", front.assumed) if front is not None else ()
-    if place.adapter is not None and how.adapter is None:
-        why = f"{ADAPTERS[place.adapter]}: the observation statistics show none in training"
+    if env.adapter is not None and how.adapter is None:
+        why = f"{ADAPTERS[env.adapter]}: the observation statistics show none in training"
         more = (*more, *sidecar.assumption_entries("environment", (why,)))
     more = (*more, *sidecar.assumption_entries("environment", spec.assumed), *sampling_entries(agent, how))
     more = (*more, *_encoding_entries(agent, spec))
     own = agent.ledger
     if how.wrappers is not None:
         own = tuple(entry for entry in own if entry.what != "wrapper")
-        more = (*more, *restore.wrapper_entries(wrappers.deserialize_wrappers(place.wrappers), "given"))
-    if place.wrappers_origin:
-        around = wrappers.deserialize_wrappers(place.wrappers)
-        origin = f"default of library {place.wrappers_origin}"
+        more = (*more, *restore.wrapper_entries(wrappers.deserialize_wrappers(env.wrappers), "given"))
+    if env.wrappers_origin:
+        around = wrappers.deserialize_wrappers(env.wrappers)
+        origin = f"default of library {env.wrappers_origin}"
         for entry in restore.wrapper_entries(around, ""):
             use = "assumed" if entry.use == "used" else entry.use
             more = (*more, dataclasses.replace(entry, use=use, origin=origin))
@@ -507,7 +507,7 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
     if recorded_version and own_version and recorded_version != own_version:
         notes.append(f"trained with gymnasium {recorded_version}, played with {own_version}")
     return PlayableAgent(
-        agent.checkpoint.path, place, network, settings, entries, (*notes, *differing.notes()), sampling
+        agent.checkpoint.path, env, network, settings, entries, (*notes, *differing.notes()), sampling
     )
 
 
@@ -617,7 +617,7 @@ def play_stacked(
     return tuple(
         Evaluation(
             entrant.checkpoint,
-            entrant.place.env,
+            entrant.environment.env,
             how,
             policy.device,
             versions,

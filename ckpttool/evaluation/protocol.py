@@ -257,7 +257,7 @@ class PlayableAgent:
     """
 
     checkpoint: str
-    place: EvaluationEnvironment
+    environment: EvaluationEnvironment
     network: Network
     settings: NetworkSettings
     ledger: LedgerEntries

@@ -167,7 +167,7 @@ def build_ledger(
     own: Sidecar | None,
     known: Sidecar,
     sizes: tuple[int, int],
-    given: Collection[str] = (),
+    stated: Collection[str] = (),
 ) -> LedgerEntries:
     """Return an agent's ledger: facts used, evidence not used, facts unknown, defaults assumed.
 
@@ -177,10 +177,10 @@ def build_ledger(
     Args:
         checkpoint: what the agent was restored from.
         binding: the agent in it.
-        own: the sidecar with the `given` facts.
+        own: the sidecar with the `stated` facts.
         known: all known facts.
         sizes: numbers of the policy's observations and of its actions.
-        given: names of the facts that a user gave.
+        stated: names of the facts that a user gave.
     """
     unknown = missing_facts(binding, own)
     left = tuple(evidence.unused_entries(checkpoint, binding, known, sizes))
@@ -195,7 +195,7 @@ def build_ledger(
     if own is not None and own.target_sha256:
         # A sidecar's author also writes its provenance: the origin of a fact is only the sidecar's claim.
         file = os.path.basename(sidecar.sidecar_path(checkpoint.path))
-        facts = (name for name in FACTS if getattr(own, name) is not None and name not in given)
+        facts = (name for name in FACTS if getattr(own, name) is not None and name not in stated)
         stored = {name: file for name in facts if own.provenance.get(name) == known.provenance.get(name)}
     where_from = stored.get("env") or binding.facts.origins.get("env_arguments") or known.origin("env")
     arguments = (
@@ -261,13 +261,13 @@ def training_wrappers(known: Sidecar) -> tuple[WrapperSpec, ...]:
     return tuple(WrapperSpec(row["name"], row.get("arguments", {})) for row in named)
 
 
-def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[LedgerEntry]:
+def wrapper_entries(specs: Sequence[WrapperSpec], where: str) -> Iterator[LedgerEntry]:
     """Yield an entry for each wrapper that is played, changes rewards, or is unknown."""
-    if not found:
+    if not specs:
         return
     from ckpttool.evaluation import wrappers
 
-    for wrapper in found:
+    for wrapper in specs:
         shown = f"{wrapper.title}{wrappers.format_arguments(wrapper.arguments)}"
         if not wrappers.is_known_wrapper(wrapper):
             hint = "use --wrapper none to play without it, if it changes neither observations nor actions"
@@ -1056,24 +1056,24 @@ def agent_ledger(
     own: Sidecar | None,
     known: Sidecar,
     tree: Tree,
-    given: Collection[str] = (),
+    stated: Collection[str] = (),
 ) -> LedgerEntries:
     """Return the ledger of an agent, whose policy's sizes are those of its canonical tree.
 
     Args:
         checkpoint: what the agent was restored from.
         binding: the agent in it.
-        own: the sidecar with the `given` facts.
+        own: the sidecar with the `stated` facts.
         known: all known facts.
         tree: the canonical tree.
-        given: names of the facts that a user gave.
+        stated: names of the facts that a user gave.
     """
     part = binding.policy or binding.parts[0]
     sizes = layer_widths(tree, part)
     front = binding.fronts.get(part.component)
     if front is not None:
         sizes = (sum(stream.size for stream in front.streams), sizes[1])
-    return build_ledger(checkpoint, binding, own, known, sizes, given)
+    return build_ledger(checkpoint, binding, own, known, sizes, stated)
 
 
 def with_names(binding: RecognizedAgent, tree: Tree, known: Sidecar | None) -> RecognizedAgent:
@@ -1102,7 +1102,7 @@ def with_names(binding: RecognizedAgent, tree: Tree, known: Sidecar | None) -> R
         if len(own) == 1:
             named[name] = own[0]
 
-    def place(path: Path) -> Path:
+    def env(path: Path) -> Path:
         name = tree.names.get(path, "")
         ends = (own for own in named if f"/{name}".endswith(f"/{own}"))
         whole = max(ends, key=len, default=None)
@@ -1110,9 +1110,9 @@ def with_names(binding: RecognizedAgent, tree: Tree, known: Sidecar | None) -> R
 
     if not named:
         return binding
-    back = {place(path): path for path in tree}
+    back = {env(path): path for path in tree}
     leaves = {
-        place(path): replace(leaf, of=place(leaf.of)) if isinstance(leaf, Leaf) and leaf.of else leaf
+        env(path): replace(leaf, of=env(leaf.of)) if isinstance(leaf, Leaf) and leaf.of else leaf
         for path, leaf in tree.items()
     }
     agent = recognize_tree(Tree(leaves, containers=tree.containers), "", binding.layout)
@@ -1172,7 +1172,7 @@ def select_network_leaves(tree: Tree, binding: RecognizedAgent) -> Tree:
 
 def select_encoder_leaves(tree: Tree, binding: RecognizedAgent) -> Tree:
     """Return the tensors of the encoders, memories and batch norms of the agent's networks."""
-    return canonical_tree(tree, MoveList(tuple(m for each in binding.fronts.values() for m in each.moves)))
+    return canonical_tree(tree, MoveList(tuple(m for front in binding.fronts.values() for m in front.moves)))
 
 
 @dataclass(frozen=True, slots=True)

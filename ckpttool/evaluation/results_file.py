@@ -231,7 +231,7 @@ class EvaluationJob:
     def alike(self) -> Hashable:
         """What agents played together share; a network that cannot be stacked is played alone."""
         shape = stack_structure(self.agent.network)
-        return self.agent.place, self.number if shape is None else shape
+        return self.agent.environment, self.number if shape is None else shape
 
     def version_error(self, result: Evaluation) -> WorkerError:
         """Return the error that a cluster machine computes with different versions than this one."""

@@ -367,10 +367,10 @@ class _RolloutLoop:
         self.ended = _EpisodeRecords(*kept)
         self.finished = 0
         self.member = np.arange(rows) // (rows // members)
-        self.begun = np.zeros(members, np.int64)
+        self.started = np.zeros(members, np.int64)
         # Per row: the number of its episode, the return so far and the length so far.
         self.number = np.full(rows, IDLE)
-        self.paid, self.length = np.zeros(rows), np.zeros(rows, np.int64)
+        self.rewards, self.length = np.zeros(rows), np.zeros(rows, np.int64)
         self.rows = np.arange(0)
         self.steps = np.zeros(members, np.int64)
         self.state: State = ()
@@ -391,11 +391,11 @@ class _RolloutLoop:
         episodes = self.what.episodes
         for row in rows.tolist():
             member = self.member[row]
-            left = self.begun[member] < episodes
-            self.number[row] = member * episodes + self.begun[member] if left else IDLE
-            self.begun[member] += left
+            left = self.started[member] < episodes
+            self.number[row] = member * episodes + self.started[member] if left else IDLE
+            self.started[member] += left
         idle, fresh = rows[self.number[rows] == IDLE], rows[self.number[rows] != IDLE]
-        self.paid[rows] = self.length[rows] = 0
+        self.rewards[rows] = self.length[rows] = 0
         obs = self.envs.obs
         for array in obs.values() if isinstance(obs, Mapping) else (obs,):
             array[idle] = 0
@@ -415,7 +415,7 @@ class _RolloutLoop:
         self.state = tuple(np.array(memory) for memory in state)
         actions = self.limits.apply(actions, rows, self.number % self.what.episodes, self.length)
         rewards, terminated, truncated = self.envs.step(actions, rows)
-        self.paid[rows] += rewards
+        self.rewards[rows] += rewards
         self.length[rows] += 1
         over = terminated | truncated
         self._watched(rows, over)
@@ -428,7 +428,7 @@ class _RolloutLoop:
 
     def _end(self, rows: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
         numbers = self.number[rows]
-        self.ended.returns[numbers], self.ended.lengths[numbers] = self.paid[rows], self.length[rows]
+        self.ended.returns[numbers], self.ended.lengths[numbers] = self.rewards[rows], self.length[rows]
         self.ended.terminated[numbers], self.ended.truncated[numbers] = terminated, truncated
         self.ended.done[numbers] = True
         self.finished += len(rows)
@@ -437,7 +437,7 @@ class _RolloutLoop:
     def _watched(self, rows: np.ndarray, over: np.ndarray) -> None:
         if self.what.watch is not None:
             for row, ended in zip(rows.tolist(), over.tolist(), strict=True):
-                self.what.watch(row, int(self.number[row]), float(self.paid[row]), ended)
+                self.what.watch(row, int(self.number[row]), float(self.rewards[row]), ended)
 
     def result(self, member: int, seconds: float, interrupted: bool) -> Rollout:
         episodes = self.what.episodes

@@ -107,15 +107,15 @@ class EnvironmentPool:
             kept, self._kept = self._kept[1], None
             kept.close()
 
-    def of(self, place: EvaluationEnvironment, rows: int, engine: str, device: str = "cpu") -> VectorEnv:
+    def of(self, env: EvaluationEnvironment, rows: int, engine: str, device: str = "cpu") -> VectorEnv:
         """Return that many environments, reusing the previous ones if they match.
 
         An environment's notes belong to every batch that it plays, so one with notes is not reused.
         """
-        key = (place, rows, engine, device)
+        key = (env, rows, engine, device)
         if self._kept is None or self._kept[0] != key or self._kept[1].notes:
             self.close()
-            self._kept = (key, place.make(rows, engine, device=device))
+            self._kept = (key, env.make(rows, engine, device=device))
         return self._kept[1]
 
 
@@ -123,7 +123,7 @@ def play_batch(batch: EvaluationBatch, environments: EnvironmentPool, progress: 
     """Play a batch; if that fails, play the agents one by one, so that only failing ones are lost."""
     agents, how = batch.agents, batch.protocol
     try:
-        vector = environments.of(agents[0].place, len(agents) * how.at_once, how.engine, how.device)
+        vector = environments.of(agents[0].environment, len(agents) * how.at_once, how.engine, how.device)
         return {result.checkpoint: result for result in play_stacked(agents, how, vector, progress)}
     except CkpttoolError as error:
         if len(agents) == 1:

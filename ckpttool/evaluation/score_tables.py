@@ -31,8 +31,8 @@ def format_episode_table(scored: Sequence[ScoredCheckpoint]) -> str:
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(COLUMNS)
-    for each in scored:
-        one, played = each.evaluation, each.evaluation.rollout
+    for scored_checkpoint in scored:
+        one, played = scored_checkpoint.evaluation, scored_checkpoint.evaluation.rollout
         checkpoint, env = clean(urls.display_url(one.checkpoint)), clean(one.env)
         for seed, value, length, terminated, truncated in zip(
             played.seeds.tolist() or [None] * len(played.returns),
@@ -43,7 +43,7 @@ def format_episode_table(scored: Sequence[ScoredCheckpoint]) -> str:
             strict=True,
         ):
             ends = (int(terminated), int(truncated))
-            rows.writerow((checkpoint, each.step, env, seed, repr(value), length, *ends))
+            rows.writerow((checkpoint, scored_checkpoint.step, env, seed, repr(value), length, *ends))
     return text.getvalue()
 
 
@@ -57,14 +57,14 @@ def encode_scalars(scored: Sequence[ScoredCheckpoint], wall_time: float) -> byte
 
     If a checkpoint has no step, all are numbered from 0. `wall_time` is in seconds since 1970.
     """
-    counted = any(each.step is None for each in scored)
+    counted = any(score.step is None for score in scored)
     records = [protobuf.event_file_header(wall_time)]
-    for number, each in enumerate(scored):
-        result = each.evaluation.statistics
-        values = {MEAN: result.mean, LENGTH: float(each.evaluation.rollout.lengths.mean())}
+    for number, score in enumerate(scored):
+        result = score.evaluation.statistics
+        values = {MEAN: result.mean, LENGTH: float(score.evaluation.rollout.lengths.mean())}
         if result.std is not None:
             values[STD] = result.std
-        step = number if counted or each.step is None else each.step
+        step = number if counted or score.step is None else score.step
         records.append(protobuf.summary_record(wall_time, step, values))
     return b"".join(records)
 

@@ -186,35 +186,35 @@ def load_simulator(
 class UserTask:
     """What a user's factory returned."""
 
-    def __init__(self, made: Any, spec: EnvSpec, *methods: str) -> None:
-        self._made, self.spec = made, spec
-        missing = [name for name in methods if not callable(getattr(made, name, None))]
+    def __init__(self, task: Any, spec: EnvSpec, *methods: str) -> None:
+        self._task, self.spec = task, spec
+        missing = [name for name in methods if not callable(getattr(task, name, None))]
         if missing:
             raise UsageError(
                 f"{spec.id} returns an object without {' and '.join(missing)}",
                 expected="starts, observe and step (a tensor program), or reset and step (a simulator)",
-                found=type(made).__name__,
+                found=type(task).__name__,
             )
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Return notes of the task."""
-        stated = getattr(self._made, "notes", ())
+        stated = getattr(self._task, "notes", ())
         return tuple(map(str, stated)) if isinstance(stated, tuple | list) else ()
 
     def close(self) -> None:
         """Close the task, if it has a `close`."""
-        _close_quietly(self._made)
+        _close_quietly(self._task)
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        return _call_user_code(self.spec.id, method, getattr(self._made, method), *arguments)
+        return _call_user_code(self.spec.id, method, getattr(self._task, method), *arguments)
 
 
 class UserProgram(UserTask):
     """User's tensor program; its shapes and types are checked once per device before playing."""
 
-    def __init__(self, made: Any, spec: EnvSpec) -> None:
-        super().__init__(made, spec, "starts", "observe", "step")
+    def __init__(self, program: Any, spec: EnvSpec) -> None:
+        super().__init__(program, spec, "starts", "observe", "step")
 
     def compare(self, device: torch.device) -> None:
         """Play one step of a few rows; raise EnvironmentMismatchError if a result does not match."""
@@ -282,10 +282,10 @@ class UserProgram(UserTask):
 class UserSimulator(UserTask):
     """User's simulator; shapes, types and device of its results are checked at every step."""
 
-    def __init__(self, made: Any, spec: EnvSpec, num_envs: int, device: torch.device) -> None:
-        super().__init__(made, spec, "reset", "step")
+    def __init__(self, simulator: Any, spec: EnvSpec, num_envs: int, device: torch.device) -> None:
+        super().__init__(simulator, spec, "reset", "step")
         self.device = device
-        self.capturable = getattr(made, "capturable", False) is True
+        self.capturable = getattr(simulator, "capturable", False) is True
         self._fits = _ResultChecker(spec, num_envs, device)
 
     def reset(self, seed: int) -> torch.Tensor:
@@ -315,14 +315,14 @@ class _ResultChecker:
         self._spec, self._device = spec, device
         self._rows, self._observed = (rows,), (rows, spec.obs_dim)
 
-    def observations(self, found: Any) -> torch.Tensor:
-        return self._tensor("observations", found, self._observed, "a float type")
+    def observations(self, values: Any) -> torch.Tensor:
+        return self._tensor("observations", values, self._observed, "a float type")
 
-    def rewards(self, found: Any) -> torch.Tensor:
-        return self._tensor("rewards", found, self._rows, "a float type")
+    def rewards(self, values: Any) -> torch.Tensor:
+        return self._tensor("rewards", values, self._rows, "a float type")
 
-    def flags(self, name: str, found: Any) -> torch.Tensor:
-        return self._tensor(name, found, self._rows, "bool")
+    def flags(self, name: str, values: Any) -> torch.Tensor:
+        return self._tensor(name, values, self._rows, "bool")
 
     def _tensor(self, name: str, value: Any, shape: tuple[int, ...], kind: str) -> torch.Tensor:
         import torch

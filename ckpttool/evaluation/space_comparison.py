@@ -33,8 +33,8 @@ class SpaceComparison:
     gymnasium/wrappers/{transform_action,transform_observation,stateful_observation}.py.
     """
 
-    def __init__(self, agent: Agent, place: EvaluationEnvironment, how: Protocol, spec: EnvSpec) -> None:
-        self.agent, self.place, self.how, self.spec = agent, place, how, spec
+    def __init__(self, agent: Agent, env: EvaluationEnvironment, how: Protocol, spec: EnvSpec) -> None:
+        self.agent, self.environment, self.how, self.spec = agent, env, how, spec
         self._own = spec.action_low, spec.action_high
         self._stored = self._contradicting_actions()
         known = agent.known
@@ -136,7 +136,7 @@ class SpaceComparison:
 
     def _hint(self, wrapper: WrapperSpec) -> str:
         """Return the command that plays inside one more wrapper; its option alone beside given statistics."""
-        around = (*wrappers.deserialize_wrappers(self.place.wrappers), wrapper)
+        around = (*wrappers.deserialize_wrappers(self.environment.wrappers), wrapper)
         options = [word for outer in around for word in ("--wrapper", wrappers.format_wrapper(outer))]
         known = self.agent.known
         if known.is_given("obs_norm"):  # from a file whose name is not recorded
@@ -152,7 +152,7 @@ class SpaceComparison:
             options += ["--network", self.how.network]
         if self.how.adapter is not None:
             options += ["--adapter", self.how.adapter]
-        return format_command("eval", self.agent.checkpoint.path, "--env", self.place.env, *options)
+        return format_command("eval", self.agent.checkpoint.path, "--env", self.environment.env, *options)
 
 
 _NO_WRAPPER = "--wrapper none if training used no wrapper"

@@ -532,7 +532,7 @@ class Judgement:
 
 
 def judge_return(
-    env: str, found: ReturnStatistics, surroundings: Mapping[str, Any], threshold: float | None = None
+    env: str, statistics: ReturnStatistics, surroundings: Mapping[str, Any], threshold: float | None = None
 ) -> Judgement | None:
     """Compare a mean with the references of `env`; None if there are none for this environment.
 
@@ -542,7 +542,7 @@ def judge_return(
     """
     table = _read_references()
     row = table["random"].get(env)
-    if not math.isfinite(found.mean) or not _is_comparable(row, surroundings):
+    if not math.isfinite(statistics.mean) or not _is_comparable(row, surroundings):
         return None
     published = _find_published(env)
     goal = _find_goal(env, table["thresholds"].get(env) if threshold is None else threshold, published)
@@ -556,12 +556,12 @@ def judge_return(
         goal = None
     if goal is None and chance is None:
         return None
-    verdict = _reach_verdict(found, chance, goal)
+    verdict = _reach_verdict(statistics, chance, goal)
     fraction = None
     if goal is not None and chance is not None:
-        fraction = (found.mean - chance.mean) / (goal.value - chance.mean)
+        fraction = (statistics.mean - chance.mean) / (goal.value - chance.mean)
     limit = goal.value if verdict in ("solved", "published") and goal is not None else None
-    certain = None if found.ci95 is None else limit is None or found.ci95[0] >= limit
+    certain = None if statistics.ci95 is None else limit is None or statistics.ci95[0] >= limit
     sentence = _format_verdict(verdict, fraction, goal, certain=certain)
     return Judgement(verdict, sentence, fraction, certain, chance, goal, published)
 

@@ -99,7 +99,7 @@ def _require_inputs(inputs: InputAdapter, envs: DeviceVector) -> None:
 
 def play_members(
     act: Act,
-    place: torch.device,
+    environment: torch.device,
     envs: DeviceVector,
     play: RolloutSpec,
     members: int,
@@ -111,7 +111,7 @@ def play_members(
 
     Args:
         act: computes the actions of all rows, tensors on the device.
-        place: the device.
+        environment: the device.
         envs: the task, with its number of rows.
         play: episodes, seeds, limits and noise.
         members: policies in the stack.
@@ -120,9 +120,9 @@ def play_members(
     """
     interrupted = False
     with _gradient_mode(envs):
-        envs.require_agreement(place)
+        envs.require_agreement(environment)
         start = time.perf_counter()
-        game = _DeviceRollout(act, place, envs, play, members)
+        game = _DeviceRollout(act, environment, envs, play, members)
         advance = game.advance(graphs=graphs)
         finished, total = 0, members * play.episodes
         try:
@@ -142,7 +142,7 @@ class _DeviceRollout:
     """One rollout: the task's rows, the played episodes, and one step of all rows."""
 
     def __init__(
-        self, act: Act, place: torch.device, envs: DeviceVector, play: RolloutSpec, members: int
+        self, act: Act, environment: torch.device, envs: DeviceVector, play: RolloutSpec, members: int
     ) -> None:
         if play.watch is not None:
             raise UsageError("the device engine does not support rendering", hint="use --engine auto")
@@ -150,7 +150,7 @@ class _DeviceRollout:
             play.sampling is not None and play.sampling.law != "normal"
         ):
             raise UsageError("the device engine does not sample discrete actions", hint="use --engine auto")
-        self.act, self.place, self.envs, self.play, self.members = act, place, envs, play, members
+        self.act, self.device, self.envs, self.play, self.members = act, environment, envs, play, members
         self.rows = envs.num_envs // members
         rounds = -(-play.episodes // self.rows)
         limits = ActionLimits(envs)
@@ -160,11 +160,11 @@ class _DeviceRollout:
         # Per row: its number of episodes, and the number of its first one.
         self.quota = self._put((play.episodes - order + self.rows - 1) // self.rows)
         self.first = self._put(order)
-        self.counted = torch.arange(rounds + 1, device=place)[:, None] < self.quota
+        self.counted = torch.arange(rounds + 1, device=environment)[:, None] < self.quota
         # Per row, updated in place: the round, the number of its episode, its steps and return so far; over
         # all rounds: clipped actions, and the steps before the first non-finite action, NaN afterwards.
         self.round, self.episode, self.length = (self._none(len(order)) for _ in range(3))
-        self.paid = self._none(len(order), dtype=torch.float64)
+        self.rewards = self._none(len(order), dtype=torch.float64)
         self.clipped, self.sound = self._none(len(order)), self._none(len(order))
         self.stain = self._none(len(order), dtype=torch.float32)
         # Per round and row. An idle row plays on; its results go into the first uncounted line.
@@ -196,10 +196,10 @@ class _DeviceRollout:
         return tuple(self._put(array[lines]) for array in arrays)
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
-        return torch.tensor(array, device=self.place)
+        return torch.tensor(array, device=self.device)
 
     def _none(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, device=self.place)
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def _draws(self, limits: ActionLimits, rounds: int) -> torch.Tensor:
         """Return the noise of every episode and step: float64 [(rounds + 1) * rows, steps, action_dim]."""
@@ -222,7 +222,7 @@ class _DeviceRollout:
 
     def begin(self) -> None:
         """Reset everything to the state before the first step."""
-        changed = (self.round, self.length, self.paid, self.clipped, self.sound, self.stain)
+        changed = (self.round, self.length, self.rewards, self.clipped, self.sound, self.stain)
         tables = (self.returns, self.lengths, self.limited, *self.ended.values())
         for tensor in (*changed, *tables, self.seen_sound, self.seen_stain):
             tensor.zero_()
@@ -233,7 +233,7 @@ class _DeviceRollout:
     def advance(self, *, graphs: bool) -> Callable[[], None]:
         """Return a function that plays STEPS_BETWEEN_LOOKS steps."""
         may = not is_simulator(self.envs) or cast(Simulator, self.envs.task).capturable
-        if graphs and may and self.place.type == "cuda":
+        if graphs and may and self.device.type == "cuda":
             tick, steps = self.graph(), STEPS_PER_GRAPH
         else:
             tick, steps = self.tick, 1
@@ -258,8 +258,8 @@ class _DeviceRollout:
                 old.copy_(new)
             self.task.state = state
 
-        with torch.cuda.device(self.place):
-            replayed, _ = torch_programs.capture_graph(body, self.place)
+        with torch.cuda.device(self.device):
+            replayed, _ = torch_programs.capture_graph(body, self.device)
         # The calls before the capture have advanced the episodes.
         self._begin_in(state)
         if expected is not None:
@@ -278,7 +278,7 @@ class _DeviceRollout:
         """Return the observations, returns and lengths after the first ticks."""
         for _ in range(ticks):
             tick()
-        tensors = (self.task.observe(), self.paid, self.length, self.round)
+        tensors = (self.task.observe(), self.rewards, self.length, self.round)
         return tuple(tensor.clone() for tensor in tensors)
 
     def _require_replayed(self, expected: Tensors, replay: Callable[[], None]) -> None:
@@ -320,10 +320,10 @@ class _DeviceRollout:
         else:
             limited = (limited + self.noise[self.episode, self.length]).clamp(self.low, self.high)
         rewards, terminated, truncated = self.task.step(limited.to(self.low.dtype))
-        self.paid.add_(rewards)
+        self.rewards.add_(rewards)
         self.length.add_(1)
         line = self.round[None]
-        self.returns.scatter_(0, line, self.paid[None])
+        self.returns.scatter_(0, line, self.rewards[None])
         self.lengths.scatter_(0, line, self.length[None])
         self.limited.scatter_(0, line, self.clipped[None])
         over = self.length >= self.limit
@@ -333,7 +333,7 @@ class _DeviceRollout:
                 over |= flags
         torch.minimum(self.round + over, self.quota, out=self.round)
         torch.add(self.first, self.round, alpha=self.rows, out=self.episode)
-        self.paid.masked_fill_(over, 0.0)
+        self.rewards.masked_fill_(over, 0.0)
         self.length.masked_fill_(over, 0)
         self.task.restart(over, self.episode)
 
@@ -462,10 +462,10 @@ class _SimulatorRows:
     def __init__(self, game: _DeviceRollout) -> None:
         self._simulator = cast(Simulator, game.envs.task)
         self._seed = game.play.seed
-        if self._simulator.device != game.place:
+        if self._simulator.device != game.device:
             raise UsageError(
                 f"{game.envs.spec.id} and the policy are on different devices",
-                expected=str(game.place),
+                expected=str(game.device),
                 found=str(self._simulator.device),
                 hint="use --device to select one device for both",
             )

@@ -45,21 +45,21 @@ class Camera:
         self.envs, self.episode, self.title, self.show, self.width = envs, episode, title, show, width
         self.caption = Caption()
         self.frames = 0
-        self.paid = 0.0
+        self.reward = 0.0
 
-    def __call__(self, row: int, number: int, paid: float, ended: bool) -> None:
+    def __call__(self, row: int, number: int, reward: float, ended: bool) -> None:
         """Film the row if it plays the episode."""
         if number != self.episode:
             return
-        self.film(row, paid, ended)
+        self.film(row, reward, ended)
         self.frames += 1
-        self.paid = paid
+        self.reward = reward
         if ended:
             raise CutError
 
-    def film(self, row: int, paid: float, ended: bool) -> None:  # noqa: ARG002
+    def film(self, row: int, reward: float, ended: bool) -> None:  # noqa: ARG002
         """Show the row's image with a caption."""
-        lines = (self.title, f"step {self.frames}   return {paid:.1f}")
+        lines = (self.title, f"step {self.frames}   return {reward:.1f}")
         self.show(self.caption.put(resize_image(self.envs.frame(row), self.width), lines))
 
 
@@ -67,7 +67,7 @@ class StripFrame(NamedTuple):
     """One image of a film strip: steps and return until then, uint8 [height, width, 3]."""
 
     step: int
-    paid: float
+    reward: float
     picture: np.ndarray
 
 
@@ -77,13 +77,13 @@ class StripCamera(Camera):
     def __init__(self, envs: VectorEnv, episode: int, steps: Iterable[int], width: int) -> None:
         super().__init__(envs, episode, "", lambda _: None, width)
         self.steps = frozenset(steps)
-        self.taken: list[StripFrame] = []
+        self.captured: list[StripFrame] = []
 
-    def film(self, row: int, paid: float, ended: bool) -> None:
+    def film(self, row: int, reward: float, ended: bool) -> None:
         """Keep the row's image if the step is in the strip."""
         if ended or self.frames in self.steps:
             picture = resize_image(self.envs.frame(row), self.width)
-            self.taken.append(StripFrame(self.frames, paid, picture))
+            self.captured.append(StripFrame(self.frames, reward, picture))
 
 
 def resize_image(picture: np.ndarray, width: int | None) -> np.ndarray:
@@ -139,7 +139,7 @@ def render_strip(
 
 def _strip_label(frame: StripFrame, fps: float | None) -> str:
     time = f"step {frame.step}" if fps is None else f"{frame.step / fps:.1f} s"
-    return f"{time}, return {frame.paid:,.1f}"
+    return f"{time}, return {frame.reward:,.1f}"
 
 
 def _fit_font(

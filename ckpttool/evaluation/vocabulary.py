@@ -183,9 +183,9 @@ def output_function(value: Plain, last: str) -> str | None:
     return activation_name(value) if re.search("act|head|lin", last) else None
 
 
-def is_limit(found: AgentEvidence) -> bool:
+def is_limit(evidence: AgentEvidence) -> bool:
     """Return whether the name is that of a limit or unit of observations."""
-    return any(map(_LIMIT.fullmatch, re.split(r"[/.]", found.name.lower())))
+    return any(map(_LIMIT.fullmatch, re.split(r"[/.]", evidence.name.lower())))
 
 
 def last_word(name: str) -> str:
