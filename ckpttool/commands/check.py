@@ -286,12 +286,12 @@ def _judge_candidate(candidate: CheckCandidate, check_options: CheckOptions) -> 
 
 def _judge_located(each: CheckCandidate, wanted: CheckOptions) -> _Judged:
     name = urls.display_url(each.path)
-    if each.error is not None or each.found is None:
+    if each.error is not None or each.location is None:
         findings = _code_findings(each.code_references)
         return CheckpointVerdict(name, findings=findings, error=each.error, file=each.path), ()
     found: list[Finding] = []
     try:
-        checkpoint = detect.read_location(each.found)
+        checkpoint = detect.read_location(each.location)
         layout = _judge(checkpoint, wanted, found)
     except CkpttoolError as error:
         reason = error.located(file=each.path)

@@ -155,7 +155,7 @@ def _open_member(
 
 
 def _unreadable_member(entry: CheckpointEntry, error: CkpttoolError) -> RunMember:
-    named = None if entry.found is None else entry.found.format.NAME
+    named = None if entry.location is None else entry.location.format.NAME
     return RunMember(entry, named, None, _named_counts(entry.path), 0, error)
 
 

@@ -72,7 +72,7 @@ class CheckCandidate:
 
     path: str
     order: tuple[int, list[tuple[int, str]]]
-    found: CheckpointLocation | None = None
+    location: CheckpointLocation | None = None
     error: CkpttoolError | None = None
     code_references: tuple[CodeReference, ...] = ()
     pending: bool = False
@@ -80,16 +80,16 @@ class CheckCandidate:
     def locate(self) -> CheckCandidate | None:
         """Return the candidate with its format; None if only `settle` determines what it is."""
         try:
-            found = detect.find_format(Probe(self.path)) if self.pending else self.found
+            location = detect.find_format(Probe(self.path)) if self.pending else self.location
         except CkpttoolError:
             return None
-        alone = found is not None and found.location == self.path
-        return replace(self, found=found, pending=False) if alone or not self.pending else None
+        alone = location is not None and location.location == self.path
+        return replace(self, location=location, pending=False) if alone or not self.pending else None
 
     @property
     def name(self) -> str | None:
         """The name of the format that reads it."""
-        return None if self.found is None else self.found.format.NAME
+        return None if self.location is None else self.location.format.NAME
 
     @property
     def rank(self) -> int:
@@ -109,7 +109,7 @@ class CandidateCollector:
     multi-file checkpoint to the checkpoint that it should belong to.
     """
 
-    found: dict[str, CheckCandidate] = field(default_factory=dict)
+    candidates: dict[str, CheckCandidate] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     unchecked: dict[str, CkpttoolError] = field(default_factory=dict)
     parts: dict[str, str] = field(default_factory=dict)
@@ -120,14 +120,14 @@ class CandidateCollector:
     def ordered(self) -> list[CheckCandidate]:
         """Return all candidates in opening order: outer folders before their contents."""
         # A folder may stand for its index file, which is also listed by its own name.
-        files = (candidate for candidate in self.found.values() if candidate.path.endswith(".json"))
+        files = (candidate for candidate in self.candidates.values() if candidate.path.endswith(".json"))
         indexes = {(os.path.dirname(file.path), file.name) for file in files if file.name}
-        every = (item for item in self.found.values() if (item.path, item.name) not in indexes)
+        every = (item for item in self.candidates.values() if (item.path, item.name) not in indexes)
         return sorted(every, key=lambda candidate: (candidate.rank, candidate.order))
 
     def beside(self, path: str, location: str) -> CheckCandidate:
         """Return a candidate for a file that is listed after its checkpoint."""
-        argument = self.found[file_identity(location)].order[0]
+        argument = self.candidates[file_identity(location)].order[0]
         return CheckCandidate(path, (argument, natural_sort_key(path)))
 
     def add(self, path: str, *, alone: bool) -> None:
@@ -155,7 +155,9 @@ class CandidateCollector:
         references: tuple[CodeReference, ...] = (),
     ) -> None:
         order = (self._argument, natural_sort_key(path))
-        self.found.setdefault(file_identity(path), CheckCandidate(path, order, location, error, references))
+        self.candidates.setdefault(
+            file_identity(path), CheckCandidate(path, order, location, error, references)
+        )
 
     def _named(self, path: str) -> None:
         try:
@@ -179,7 +181,7 @@ class CandidateCollector:
             self._named(folder)
 
     def _total(self) -> int:
-        return len(self.found) + len(self.unchecked)
+        return len(self.candidates) + len(self.unchecked)
 
     def _leave_unchecked(
         self, path: str, error: CkpttoolError, references: tuple[CodeReference, ...] = ()
@@ -258,11 +260,11 @@ class CandidateCollector:
     def settle(self, pending: CheckCandidate) -> list[CheckCandidate]:
         """Return the candidates that a pending one turns out to be."""
         real = file_identity(pending.path)
-        del self.found[real]
-        self._argument, known = pending.order[0], {*self.found}
+        del self.candidates[real]
+        self._argument, known = pending.order[0], {*self.candidates}
         name = os.path.basename(pending.path)
         self._detect(Probe(pending.path), real, suffix_kind(name))
-        return [each for identity, each in self.found.items() if identity not in known]
+        return [candidate for identity, candidate in self.candidates.items() if identity not in known]
 
     def _file(self, path: str, names: frozenset[str] | None) -> None:
         real = file_identity(path)
@@ -276,7 +278,7 @@ class CandidateCollector:
             probe.names = names  # set here to avoid listing the folder for each file
         if kind == OWN and probe.head.startswith(_ZIP):
             order = (self._argument, natural_sort_key(path))
-            self.found.setdefault(real, CheckCandidate(path, order, pending=True))
+            self.candidates.setdefault(real, CheckCandidate(path, order, pending=True))
         elif name == tf_common.NAME and tf_common.is_state_file(probe.head):
             self.skipped.append(path)
         else:
@@ -425,11 +427,11 @@ def find_unclaimed_code(path: str, probe: Probe | None = None) -> tuple[CodeRefe
         return ()
 
 
-def find_other_formats(each: CheckCandidate) -> tuple[str, ...]:
+def find_other_formats(candidate: CheckCandidate) -> tuple[str, ...]:
     """Return sentences on parts of a refused file that another loader would open."""
-    if each.name is None or not filesystem.isfile(each.path):
+    if candidate.name is None or not filesystem.isfile(candidate.path):
         return ()
     try:
-        return detect.scan_for_code(File.stamp(each.path), format=each.name).ambiguous
+        return detect.scan_for_code(File.stamp(candidate.path), format=candidate.name).ambiguous
     except (CkpttoolError, OSError):
         return ()

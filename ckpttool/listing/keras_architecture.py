@@ -185,12 +185,12 @@ class _KerasNode:
     name: str
     calls: Sequence[Sequence[_KerasReference]]
     outer: Extents | None
-    made: list[ArchitectureLayer] = field(default_factory=list)
+    layers: list[ArchitectureLayer] = field(default_factory=list)
 
     @property
     def done(self) -> bool:
         """Return whether every call is evaluated."""
-        return len(self.made) == max(len(self.calls), 1)
+        return len(self.layers) == max(len(self.calls), 1)
 
 
 @dataclass
@@ -267,7 +267,7 @@ class _KerasModelReader:
                 if node.done:
                     self._add(node)
             waiting = [node for node in waiting if not node.done]
-            if before == (before := sum(len(node.made) for node in waiting) + len(self.layers)):
+            if before == (before := sum(len(node.layers) for node in waiting) + len(self.layers)):
                 self._unconnected(waiting)
                 break
         ends = list_references(config.settings.get("output_layers"))
@@ -282,7 +282,7 @@ class _KerasModelReader:
     def _call(self, node: _KerasNode) -> None:
         """Evaluate the shapes of a layer's next calls, as far as their inputs are known."""
         for number, refs in enumerate(node.calls or [()]):
-            if number < len(node.made):
+            if number < len(node.layers):
                 continue
             if not all(ref in self.values for ref in refs):
                 return
@@ -298,7 +298,7 @@ class _KerasModelReader:
                     layer = replace(layer, output=None, macs=None)
             for position, value in enumerate(values):
                 self.values[node.name, number, position] = value
-            node.made.append(layer if layer.output is not None else replace(layer, output=values[0]))
+            node.layers.append(layer if layer.output is not None else replace(layer, output=values[0]))
 
     def _add(self, node: _KerasNode) -> None:
         """Add one layer with the operations of all its calls."""
@@ -306,9 +306,9 @@ class _KerasModelReader:
         last = self.layers[-1].name if self.layers else ""
         listed = () if sources in ([], [last]) else tuple(map(self.below, sources))
         detail = f"called {len(node.calls)} times" if len(node.calls) > 1 else ""
-        total = sum_macs(layer.macs for layer in node.made)
-        words = ", ".join(filter(None, (node.made[0].detail, detail)))
-        self.layers.append(replace(node.made[0], inputs=listed, macs=total, detail=words))
+        total = sum_macs(layer.macs for layer in node.layers)
+        words = ", ".join(filter(None, (node.layers[0].detail, detail)))
+        self.layers.append(replace(node.layers[0], inputs=listed, macs=total, detail=words))
 
     def _checked(self, at: _KerasReference, shape: Extents | None) -> Extents | None:
         """Return an output's shape; the recorded one if there is none, or if it is another one."""

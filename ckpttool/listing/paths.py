@@ -207,19 +207,19 @@ BESIDE = (sidecar.SUFFIX, sidecar.RESIDUE_SUFFIX)
 class CheckpointEntry:
     """One checkpoint to read; `named` if it was given itself, not through a folder or a pattern.
 
-    `found` is the matching format, if known: listing a folder has already tried every format.
+    `location` is the matching format, if known: listing a folder has already tried every format.
     """
 
     path: str
     named: bool
-    found: CheckpointLocation | None = None
+    location: CheckpointLocation | None = None
 
     def open(self) -> Checkpoint:
         """Open the checkpoint; raise whatever `open_checkpoint` raises."""
         return (
             open_checkpoint(self.path)
-            if self.found is None
-            else read_location(self.found._replace(location=self.path))
+            if self.location is None
+            else read_location(self.location._replace(location=self.path))
         )
 
 
@@ -243,7 +243,7 @@ def _expand_path(path: str, *, alone: bool) -> Iterator[CheckpointEntry]:
     path = filesystem.resolve_path(path)
     if filesystem.isdir(path) and (inside := _list_run(path)):
         for row in inside:
-            yield CheckpointEntry(row.path, named=False, found=_resolve_listed(row))
+            yield CheckpointEntry(row.path, named=False, location=_resolve_listed(row))
     elif glob.has_magic(path) and not filesystem.lexists(path):
         yield from _expand_pattern(path)
     elif alone or not path.endswith(BESIDE):
@@ -285,7 +285,7 @@ def _expand_pattern(pattern: str) -> Iterator[CheckpointEntry]:
     for name in sorted(names, key=natural_sort_key):
         try:
             location = resolve(name)
-            yield CheckpointEntry(location.location, named=False, found=location)
+            yield CheckpointEntry(location.location, named=False, location=location)
         except NotACheckpointError:
             continue
         except CkpttoolError:
@@ -314,4 +314,4 @@ def _resolve_named(path: str) -> CheckpointEntry:
         location = resolve(path)
     except CkpttoolError:
         return CheckpointEntry(path, named=True)  # opening it reports the error
-    return CheckpointEntry(location.location, named=True, found=location)
+    return CheckpointEntry(location.location, named=True, location=location)

@@ -84,7 +84,7 @@ def run_tasks(
         elif len(alone := task.single()) == 1:
             yield task.failed(result)
         else:
-            yield [each for results in run_tasks(alone, paths, 1, ray) for each in results]
+            yield [result for results in run_tasks(alone, paths, 1, ray) for result in results]
 
 
 def is_spread(jobs: int | None, ray: str | None) -> bool:
@@ -118,11 +118,11 @@ def map_entries(
     groups = groupby(zip(entries, starts, strict=False), key=lambda row: row[1] // share)
     parts = [[entry for entry, _ in rows] for _, rows in groups]
     tasks = [[entry for entry, *_ in part] for part in parts]
-    files = dict.fromkeys(file.path for each in checkpoints for file in each.files)
-    found = scheduling.map_tasks(partial(_work_on, work), tasks, files, jobs=jobs, ray=ray)
+    files = dict.fromkeys(file.path for checkpoint in checkpoints for file in checkpoint.files)
+    results_by_part = scheduling.map_tasks(partial(_work_on, work), tasks, files, jobs=jobs, ray=ray)
     own = checkpoints[0].path if len(checkpoints) == 1 else None
     done = 0
-    for part, results in zip(parts, found, strict=True):
+    for part, results in zip(parts, results_by_part, strict=True):
         if isinstance(results, WorkerError):
             raise results.located(file=checkpoints[0].path)
         for (_, name, nbytes), result in zip(part, results, strict=False):

@@ -48,7 +48,7 @@ def describe_modules(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> t
     models = []
     for root in reader.roots():
         layer = reader.model(root)
-        inputs, assumed, notes = tuple(reader.given), tuple(reader.assumed), tuple(reader.notes)
+        inputs, assumed, notes = tuple(reader.input_shapes), tuple(reader.assumed), tuple(reader.notes)
         models.append(Architecture("pickled module", layer, inputs, assumed=assumed, notes=notes))
     require_shapes_used(shapes, reader.used, map(reader.name, reader.modules))
     return tuple(models)
@@ -87,7 +87,7 @@ class _TorchReader:
     hooked: set[Path] = field(default_factory=set)
     parameters: dict[Path, int] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
-    given: list[tuple[str, Extents]] = field(default_factory=list)
+    input_shapes: list[tuple[str, Extents]] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     assuming: bool = True
@@ -140,7 +140,7 @@ class _TorchReader:
     def model(self, root: Path) -> ArchitectureLayer:
         """Return a module with its parts; without shapes if the assumed input does not fit all of them."""
         for assuming in (True, False):
-            self.assumed, self.given, self.notes = [], [], []
+            self.assumed, self.input_shapes, self.notes = [], [], []
             self.assuming, self.contradicted = assuming, False
             layer, _ = self.layer(root, None)
             if not self.contradicted:
@@ -154,7 +154,7 @@ class _TorchReader:
             self._require_order(path)
             self.used.add(name)
             shape = (1, *self.shapes[name])
-            self.given.append((name, shape[1:]))
+            self.input_shapes.append((name, shape[1:]))
         elif shape is None and not depth and self.assuming:
             shape = self._first_size(path)
         from_torch = cls.startswith(TORCH_CLASSES)
@@ -260,7 +260,7 @@ class _TorchReader:
         if type(size) is not int:
             return None
         self.assumed.append(f"input [{size}], the size of {self.name(here)}")
-        self.given.append((self.name(path), (size,)))
+        self.input_shapes.append((self.name(path), (size,)))
         return (1, size)
 
 

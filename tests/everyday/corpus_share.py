@@ -52,7 +52,7 @@ class Attempt:
 def sources(folder: str) -> Iterator[str]:
     """Yield the checkpoints below a folder, and the files of an agent that is stored in several."""
     candidates = collect_candidates([folder])
-    paths = {candidate.path for candidate in candidates.found.values()}
+    paths = {candidate.path for candidate in candidates.candidates.values()}
     paths |= {path for path in candidates.parts if not _SHARD.search(path)}
     paths |= {path.removesuffix("_actor") for path in paths if path.endswith("_actor")}
     saved_models = {path for path in paths if os.path.isfile(os.path.join(path, "saved_model.pb"))}
