@@ -79,7 +79,7 @@ def compare_arrays(left: Values, right: Values) -> ArrayDifference | None:
         start += a.size
     if not sums.different:
         return None
-    at = tuple(int(step) for step in np.unravel_index(sums.place, left.shape))
+    at = tuple(int(step) for step in np.unravel_index(sums.index, left.shape))
     return ArrayDifference(
         left.size,
         sums.different,
@@ -96,10 +96,10 @@ class _DifferenceSums:
     """Sums and maxima of the pieces processed so far."""
 
     def __init__(self) -> None:
-        self.different = self.nans = self.place = 0
+        self.different = self.nans = self.index = 0
         self.max_abs = self.max_rel = 0.0
         self.values: tuple[Any, Any] = (None, None)
-        self._seen = False
+        self._count = False
         self._dot = self._left = self._right = 0.0
 
     def take(self, a: np.ndarray, b: np.ndarray, start: int) -> None:
@@ -120,8 +120,8 @@ class _DifferenceSums:
                 distance > 0, np.where(np.isfinite(distance), distance / scale, math.inf), 0.0
             )
         here = int(distance.argmax()) if distance.max() > 0 else int(other.argmax())
-        if not self._seen or distance[here] > self.max_abs:
-            self.max_abs, self.place, self._seen = float(distance[here]), start + here, True
+        if not self._count or distance[here] > self.max_abs:
+            self.max_abs, self.index, self._count = float(distance[here]), start + here, True
             self.values = _json_number(a[here]), _json_number(b[here])
         self.max_rel = max(self.max_rel, float(relative.max()))
 

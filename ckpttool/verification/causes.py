@@ -164,11 +164,11 @@ def pair_layers(a: Sequence[ModelLayer], b: Sequence[ModelLayer]) -> list[LayerC
     for (low_a, low_b), (high_a, high_b) in pairwise(edges):
         rest_a = [index for index in range(low_a + 1, high_a) if index not in pairs]
         rest_b = [b[index] for index in range(low_b + 1, high_b) if id(b[index]) not in paired]
-        for place, other in _aligned([(n, a[n]) for n in rest_a], rest_b):
-            pairs[place] = other
-            evidence[place] = "order"
+        for index, other in _aligned([(n, a[n]) for n in rest_a], rest_b):
+            pairs[index] = other
+            evidence[index] = "order"
             paired.add(id(other))
-    for place, layer in enumerate(a):
+    for index, layer in enumerate(a):
         # A layer without a neighbor in its place: sides may call parallel layers in other orders.
         rest = [
             other
@@ -176,8 +176,8 @@ def pair_layers(a: Sequence[ModelLayer], b: Sequence[ModelLayer]) -> list[LayerC
             if id(other) not in paired and layer.tensors and _sizes(layer) == _sizes(other)
         ]
         best = max(rest, key=partial(_likeness, layer), default=None)
-        if place not in pairs and best is not None and _likeness(layer, best):
-            pairs[place], evidence[place] = best, "order"
+        if index not in pairs and best is not None and _likeness(layer, best):
+            pairs[index], evidence[index] = best, "order"
             paired.add(id(best))
     return [LayerCallPair(a[index], pairs[index], evidence[index]) for index in sorted(pairs)]
 
@@ -263,17 +263,17 @@ def _likeness(a: ModelLayer, b: ModelLayer) -> float:
 
 def _sizes(layer: ModelLayer) -> Counter[int]:
     """Return the sizes of a layer's matrices."""
-    matrices = (each for each in layer.tensors if sum(extent > 1 for extent in each.shape) > 1)
-    return Counter(int(np.prod(each.shape)) for each in matrices if find_role(each.name) != "bias")
+    matrices = (tensor for tensor in layer.tensors if sum(extent > 1 for extent in tensor.shape) > 1)
+    return Counter(int(np.prod(matrix.shape)) for matrix in matrices if find_role(matrix.name) != "bias")
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedCall:
     """Arrays of one call: inputs, what the layer's activation receives, and outputs."""
 
-    given: tuple[np.ndarray, ...]
+    inputs: tuple[np.ndarray, ...]
     before: tuple[np.ndarray, ...]
-    made: tuple[np.ndarray, ...]
+    outputs: tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,14 +393,14 @@ def is_reordered(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
 
 def compare_layer(pair: LayerCallPair, a: CapturedCall, b: CapturedCall, bound: float) -> LayerComparison:
     """Return the errors of a pair's first input and of its outputs."""
-    inputs = input_error(a.given[0], b.given[0]) if a.given and b.given else 0.0
-    if pair.a.family == pair.b.family == "attention" and len(a.given) > 1 < len(b.given):
-        inputs = max(inputs, align_arrays(a.given[1], b.given[1])[0])
-    if pair.a.family == pair.b.family == "recurrent" and len(a.given) == len(b.given):
-        states = (align_arrays(*each)[0] for each in zip(a.given[1:], b.given[1:], strict=True))
+    inputs = input_error(a.inputs[0], b.inputs[0]) if a.inputs and b.inputs else 0.0
+    if pair.a.family == pair.b.family == "attention" and len(a.inputs) > 1 < len(b.inputs):
+        inputs = max(inputs, align_arrays(a.inputs[1], b.inputs[1])[0])
+    if pair.a.family == pair.b.family == "recurrent" and len(a.inputs) == len(b.inputs):
+        states = (align_arrays(*pair)[0] for pair in zip(a.inputs[1:], b.inputs[1:], strict=True))
         inputs = max(inputs, *(error for error in states if np.isfinite(error)), 0.0)
     outputs = output_error(a, b)
-    if pair.a.family == "flatten" and outputs > bound and is_reordered(a.made[0], b.made[0], bound):
+    if pair.a.family == "flatten" and outputs > bound and is_reordered(a.outputs[0], b.outputs[0], bound):
         outputs = 0.0  # each framework has its own order; the next layer's weights are in the same
     return LayerComparison(
         pair.a.title, pair.b.title, (pair.a.cls, pair.b.cls), pair.by, inputs, outputs, outputs <= bound
@@ -410,21 +410,21 @@ def compare_layer(pair: LayerCallPair, a: CapturedCall, b: CapturedCall, bound: 
 def output_error(a: CapturedCall, b: CapturedCall) -> float:
     """Return the error of a call's outputs, before the activation if only one side includes it."""
     if a.before and b.before:
-        return max(align_arrays(a.before[0], b.before[0])[0], align_arrays(a.made[0], b.made[0])[0])
-    one, other = (call.before or call.made for call in (a, b))
+        return max(align_arrays(a.before[0], b.before[0])[0], align_arrays(a.outputs[0], b.outputs[0])[0])
+    one, other = (call.before or call.outputs for call in (a, b))
     # A recurrent layer also returns its state, or only its last step.
     x, y = (*_steps(one), *_merged(one, other)), (*_steps(other), *_merged(other, one))
-    error = min(align_arrays(*each)[0] for each in itertools.product(x, y))
+    error = min(align_arrays(*pair)[0] for pair in itertools.product(x, y))
     if a.before or b.before:
         # A module of an own class may include its activation without a name for it.
-        error = min(error, align_arrays(a.made[0], b.made[0])[0])
+        error = min(error, align_arrays(a.outputs[0], b.outputs[0])[0])
     return error
 
 
-def _merged(made: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+def _merged(arrays: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
     """Yield both directions of a recurrent layer in the forms in which the other side may merge them."""
-    if made[0].ndim == 3 and made[0].shape == (*other[0].shape[:-1], 2 * other[0].shape[-1]):
-        one, two = np.split(made[0], 2, -1)
+    if arrays[0].ndim == 3 and arrays[0].shape == (*other[0].shape[:-1], 2 * other[0].shape[-1]):
+        one, two = np.split(arrays[0], 2, -1)
         yield from (one + two, (one + two) / 2, one * two)
 
 
@@ -456,7 +456,7 @@ class _Hypothesis:
     cause: Cause
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    given: np.ndarray | None = None
+    inputs: np.ndarray | None = None
     """another input of the layer"""
 
 
@@ -505,7 +505,9 @@ class LayerCauses:
             self._turned_tensors(),
             self._turned_inputs(),
         )
-        sided = itertools.chain(((1, each) for each in hypotheses), ((0, each) for each in self._of_b()))
+        sided = itertools.chain(
+            ((1, hypothesis) for hypothesis in hypotheses), ((0, hypothesis) for hypothesis in self._of_b())
+        )
         for side, hypothesis in sided:
             if self._error(side, hypothesis) <= self._bound:
                 return replace(hypothesis.cause, confirmed=True)
@@ -518,14 +520,16 @@ class LayerCauses:
         if not outputs:
             return float("inf")
         changed = CapturedCall((), (), outputs)
-        kept = CapturedCall((), (), other.made if own.before else other.before or other.made)
+        kept = CapturedCall((), (), other.outputs if own.before else other.before or other.outputs)
         return output_error(kept, changed) if side else output_error(changed, kept)
 
     def _repeat(self, side: int, change: _Hypothesis) -> tuple[np.ndarray, ...]:
         own, other = self._calls[side], self._calls[1 - side]
         plain = {"activation": "linear"} if own.before and not other.before else {}
         key, settings = (self._pair.a, self._pair.b)[side].key, {**plain, **change.settings}
-        return self._sides[side].repeat(key, change.tensors, settings, exact=self._exact, given=change.given)
+        return self._sides[side].repeat(
+            key, change.tensors, settings, exact=self._exact, inputs=change.inputs
+        )
 
     def _different_settings(self) -> Iterator[_Hypothesis]:
         """Yield A's settings in the place of B's; and other paddings, which may be outside of the layer."""
@@ -554,7 +558,7 @@ class LayerCauses:
         """Yield B's settings in the place of A's: those of some layers of B cannot be changed alone."""
         a, b = self._pair.a.settings, self._pair.b.settings
         for row in SETTINGS:
-            one, own = (next((name for name in row.spellings if name in each), "") for each in (a, b))
+            one, own = (next((name for name in row.spellings if name in spelling), "") for spelling in (a, b))
             if row.changes and one and own and _as_plain(a[one]) != _as_plain(b[own]):
                 text = f"{row.name} is {_as_text(a[one])} in A and {_as_text(b[own])} in B"
                 fix = f"set {own}={_as_text(a[one])} in {self._pair.b.path} of B"
@@ -562,9 +566,9 @@ class LayerCauses:
 
     def _default(self, title: str) -> Any:
         """Return the setting of A's layer that has no name in A's framework."""
-        if title == "counting of padding" and self._calls[0].given and self._calls[1].given:
+        if title == "counting of padding" and self._calls[0].inputs and self._calls[1].inputs:
             # A border that is in the input counts; Keras's own does not.
-            return self._calls[0].given[0].size > self._calls[1].given[0].size
+            return self._calls[0].inputs[0].size > self._calls[1].inputs[0].size
         return "zeros" if title == "mode" and self._pair.a.family == "convolution" else None
 
     def _different_tensors(self) -> Iterator[_Hypothesis]:
@@ -625,8 +629,8 @@ class LayerCauses:
         kernel = next((array for array in self._b.values() if array.ndim > 2), None)
         if self._pair.b.family != "convolution" or kernel is None or "padding" not in b:
             return
-        array = self._calls[1].given[0]
-        if array.size > self._calls[0].given[0].size:
+        array = self._calls[1].inputs[0]
+        if array.size > self._calls[0].inputs[0].size:
             array = without_border(array)
         last = b.get("data_format") == "channels_last"
         axes = range(1, array.ndim - 1) if last else range(2, array.ndim)
@@ -646,7 +650,7 @@ class LayerCauses:
                 fix = f"{layer} before {path} of B, with padding='valid'"
             text = f"A pads by {low} before and {high} after, the padding of B's layer is {shown}"
             cause = Cause("; ".join([*words, text]), fix)
-            yield _Hypothesis(cause, settings=settings, given=np.pad(array, width))
+            yield _Hypothesis(cause, settings=settings, inputs=np.pad(array, width))
 
     def _turned_tensors(self) -> Iterator[_Hypothesis]:
         """Yield B's own matrices transposed or reversed."""
@@ -666,7 +670,7 @@ class LayerCauses:
 
     def _turned_inputs(self) -> Iterator[_Hypothesis]:
         """Yield B's inputs with two axes exchanged, if they are A's then and are not now."""
-        a, b = (np.asarray(call.given[0]) if call.given else np.empty(0) for call in self._calls)
+        a, b = (np.asarray(call.inputs[0]) if call.inputs else np.empty(0) for call in self._calls)
         allowed = self._bound * (float(np.abs(a).max(initial=0.0)) or 1.0)
         for one, other in itertools.combinations(range(1, b.ndim), 2):
             turned = np.swapaxes(b, one, other)
@@ -675,7 +679,9 @@ class LayerCauses:
                 and np.abs(a - turned).max() <= allowed < np.abs(a - b).max()
             ):
                 text = f"axes {one} and {other} of the input of B's layer are exchanged"
-                yield _Hypothesis(Cause(text, f"exchange them before {self._pair.b.path} of B"), given=turned)
+                yield _Hypothesis(
+                    Cause(text, f"exchange them before {self._pair.b.path} of B"), inputs=turned
+                )
 
     def _norms(self) -> Cause | None:
         """Return what the two norms normalize, None unless both are known and differ."""
@@ -685,15 +691,15 @@ class LayerCauses:
         for layer, call in zip((self._pair.a, self._pair.b), self._calls, strict=True):
             spellings = next(row.spellings for row in SETTINGS if row.name == "epsilon")
             eps = next((float(layer.settings[name]) for name in spellings if name in layer.settings), 0.0)
-            made = np.asarray(call.made[0], np.float64)
-            allowed = self._bound * (float(np.abs(made).max()) or 1.0)
+            output = np.asarray(call.outputs[0], np.float64)
+            allowed = self._bound * (float(np.abs(output).max()) or 1.0)
             names.append(
                 next(
                     (
                         name
-                        for name, x in _iter_normalized(call.given[0], eps)
+                        for name, x in _iter_normalized(call.inputs[0], eps)
                         for axis in {1, x.ndim - 1}
-                        if _is_affine(np.moveaxis(made, axis, 0), np.moveaxis(x, axis, 0), allowed)
+                        if _is_affine(np.moveaxis(output, axis, 0), np.moveaxis(x, axis, 0), allowed)
                     ),
                     None,
                 )
@@ -705,7 +711,7 @@ class LayerCauses:
     def _activations(self) -> Cause | None:
         """Return the two activations that the layers are, None if they are none or equal."""
         names = [
-            name_activation(call.given[0], call.made[0], self._bound) if call.given else None
+            name_activation(call.inputs[0], call.outputs[0], self._bound) if call.inputs else None
             for call in self._calls
         ]
         return _different_activations(names)
@@ -1140,7 +1146,7 @@ def activation_cause(
 ) -> Cause | None:
     """Return the two activations that map a layer's outputs to `after`, None if they are equal or unknown."""
     names = [
-        next((n for x in (*call.before, *call.made[:1]) if (n := name_activation(x, y, bound))), None)
+        next((n for x in (*call.before, *call.outputs[:1]) if (n := name_activation(x, y, bound))), None)
         for call, y in zip(before, after, strict=True)
     ]
     return _different_activations(names)
@@ -1165,7 +1171,7 @@ def between_cause(after: tuple[np.ndarray, np.ndarray], bound: float) -> Cause |
 def _name_border(a: np.ndarray, b: np.ndarray, bound: float) -> str | None:
     """Return how two sides pad the same numbers with zeros."""
     for other in _turned(a, b) if a.ndim > 2 else ():
-        inner = [without_border(each) for each in (a, other)]
+        inner = [without_border(array) for array in (a, other)]
         if inner[0].shape == a.shape or align_arrays(*inner)[0] > bound:
             continue
         for axis in range(1, a.ndim) if a.shape == other.shape else ():

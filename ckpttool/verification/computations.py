@@ -75,32 +75,32 @@ class _Step(NamedTuple):
     """An operation, or a call of a layer: the values that it receives, and its plain settings."""
 
     name: str
-    given: tuple[Any, ...]
+    inputs: tuple[Any, ...]
     part: int = 0
 
     @property
     def values(self) -> list[int]:
         """The values that it receives."""
-        return [*_iter_values(self.given)]
+        return [*_iter_values(self.inputs)]
 
     @property
     def settings(self) -> tuple[Any, ...]:
         """What else it receives, e.g. an axis."""
-        return tuple(_plain(item) for item in self.given)
+        return tuple(_plain(item) for item in self.inputs)
 
 
-def _iter_values(given: Any) -> Iterator[int]:
-    if isinstance(given, Mapping):
-        yield given["value"]
-    elif isinstance(given, list | tuple):
-        for item in given:
+def _iter_values(inputs: Any) -> Iterator[int]:
+    if isinstance(inputs, Mapping):
+        yield inputs["value"]
+    elif isinstance(inputs, list | tuple):
+        for item in inputs:
             yield from _iter_values(item)
 
 
-def _plain(given: Any) -> Any:
-    if isinstance(given, Mapping):
+def _plain(inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
         return None
-    return tuple(map(_plain, given)) if isinstance(given, list | tuple) else given
+    return tuple(map(_plain, inputs)) if isinstance(inputs, list | tuple) else inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,31 +141,31 @@ class RecordedCall:
         inputs = answer["calls"][-1]["given"] if answer["calls"] else []
         names.update((number, f"input {index}") for index, number in enumerate(inputs))
         varying = {*inputs, *answer["written"]}
-        sources = {number: given for given, made in calls.values() for number in made}
+        sources = {number: inputs for inputs, output in calls.values() for number in output}
         for number in sorted({*steps, *sources}):
             before = [*(steps[number].values if number in steps else ()), *sources.get(number, ())]
             if not varying.isdisjoint(before):
                 varying.add(number)
-        held = {layer["path"] for layer in layers if layer["tensors"]}
+        stored = {layer["path"] for layer in layers if layer["tensors"]}
         whole: dict[str, list[range]] = defaultdict(list)
         for row in answer["calls"]:
-            if row["path"] in held:
+            if row["path"] in stored:
                 whole[row["path"]].append(range(row["start"], row["end"]))
         return cls(steps, arrays, names, frozenset(varying), calls, whole)
 
     def with_layers(self, layers: Collection[str]) -> RecordedCall:
         """Return the call with the outputs of these layers as what the layers make."""
         steps, names = dict(self.steps), dict(self.names)
-        for (path, count), (given, made) in self.calls.items():
-            for part, number in enumerate(made if path in layers else ()):
+        for (path, count), (inputs, output) in self.calls.items():
+            for part, number in enumerate(output if path in layers else ()):
                 last = self.steps.get(number)
                 if last is not None and last.name.lower() in _ACTIVATIONS and len(last.values) == 1:
                     number = last.values[0]
                 title = f"{path}#{count + 1}" if count else path
-                steps[number] = _Step(f"layer {path}", tuple({"value": n} for n in given), part)
+                steps[number] = _Step(f"layer {path}", tuple({"value": n} for n in inputs), part)
                 names[number] = title if not part else f"state {part} of {title}"
-        inside = {n for path in layers for each in self.whole.get(path, ()) for n in each}
-        returned = {number for _, each in self.calls.values() for number in each}
+        inside = {n for path in layers for item in self.whole.get(path, ()) for n in item}
+        returned = {number for _, item in self.calls.values() for number in item}
         arrays = {n: x for n, x in self.arrays.items() if n not in inside or n in names or n in returned}
         return replace(self, steps=steps, names=names, arrays=arrays)
 
@@ -228,11 +228,11 @@ class OperationDifference:
     def _receiver(self, number: int) -> str | None:
         """Return the first layer of B that receives a value."""
         call = self._sides[1]
-        for (path, _), (given, _) in call.calls.items():
+        for (path, _), (inputs, _) in call.calls.items():
             if (
                 path in call.whole
                 and path != ROOT
-                and any(number in (each, self._origin(1, each)) for each in given)
+                and any(number in (item, self._origin(1, item)) for item in inputs)
             ):
                 return path
         return None
@@ -250,9 +250,9 @@ class OperationDifference:
         orders = [b]
         if self._layouts and b.ndim > 2:
             orders += [
-                each for each in (np.moveaxis(b, 1, -1), np.moveaxis(b, -1, 1)) if each.shape == a.shape
+                item for item in (np.moveaxis(b, 1, -1), np.moveaxis(b, -1, 1)) if item.shape == a.shape
             ]
-        return any(_are_close(a.reshape(-1), each.reshape(-1), self._bound) for each in orders)
+        return any(_are_close(a.reshape(-1), item.reshape(-1), self._bound) for item in orders)
 
     def _step(self, side: int, number: int) -> _Step | None:
         """Return what makes a value, None for one that occurs on the other side, too."""
@@ -364,7 +364,7 @@ class OperationDifference:
         """Return the shapes of the values of which a value is computed, without the batch, and settings."""
         call = self._sides[side]
         step = call.steps.get(number, _Step("", ()))
-        arrays = [call.arrays[each] for each in step.values if each in call.arrays]
+        arrays = [call.arrays[item] for item in step.values if item in call.arrays]
         shapes = " and ".join(str([*array.shape[1:]]) for array in arrays if array.ndim > 1)
         return f"of shapes {shapes}, settings {[*step.settings[1:]]}"
 
@@ -407,7 +407,7 @@ class OperationDifference:
         """Return the formula of an operation that has no sign."""
         name = _WORDS.get(step.name, step.name.lower().strip("_").replace("layer ", ""))
         if name == "part":
-            sizes = [call.arrays[each].size for each in (step.values[0], number) if each in call.arrays]
+            sizes = [call.arrays[item].size for item in (step.values[0], number) if item in call.arrays]
             halves = len(sizes) == 2 and sizes[0] == 2 * sizes[1]
             what = f"{('first', 'second')[step.part]} half" if halves else f"part {step.part + 1}"
             return f"{what} of {', '.join(parts)}"

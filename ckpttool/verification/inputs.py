@@ -90,15 +90,15 @@ class InputResolver:
         self.assumed: list[str] = []
 
     def pairs(
-        self, given: Mapping[str, tuple[int, ...]], given_b: Sequence[tuple[int, ...]] = ()
+        self, shapes: Mapping[str, tuple[int, ...]], given_b: Sequence[tuple[int, ...]] = ()
     ) -> list[InputPair]:
         """Return the pairs.
 
-        `given` are shapes of A's inputs by name, "" for one without a name; `given_b` are those of a B
+        `shapes` are shapes of A's inputs by name, "" for one without a name; `given_b` are those of a B
         that declares none, in order.
         """
         a, b = self._declared
-        a = _with_shapes(a, given)
+        a = _with_shapes(a, shapes)
         if given_b and not b and len(given_b) == (len(a) or len(given_b)):
             names = [input_.name for input_ in a] or [f"input {index}" for index in range(len(given_b))]
             b = [ModelInput(*row) for row in zip(names, given_b, strict=True)]

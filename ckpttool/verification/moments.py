@@ -69,7 +69,7 @@ class Moments:
         known = self.finite > 0
         values = (self.low, self.high, self.mean, self.std, self.norm)
         names = ("min", "max", "mean", "std", "norm")
-        found: dict[str, Any] = text.replace_nonfinite(
+        document: dict[str, Any] = text.replace_nonfinite(
             {
                 "elements": self.size,
                 **{name: value if known else None for name, value in zip(names, values, strict=True)},
@@ -78,7 +78,7 @@ class Moments:
                 "infs": self.infs,
             }
         )
-        return found
+        return document
 
 
 def compute_moments(array: Values) -> Moments:
@@ -87,18 +87,18 @@ def compute_moments(array: Values) -> Moments:
     return sum(pieces, next(pieces, Moments()))
 
 
-def histogram(array: Values, found: Moments) -> tuple[int, ...]:
+def histogram(array: Values, moments: Moments) -> tuple[int, ...]:
     """Return the count of finite numbers in each of BINS equal intervals between the extremes.
 
     An interval contains its lower end, the last one both (numpy/lib/_histograms_impl.py).
     """
-    if not found.finite or found.low == found.high or not math.isfinite(found.high - found.low):
+    if not moments.finite or moments.low == moments.high or not math.isfinite(moments.high - moments.low):
         return ()
-    edges = np.linspace(found.low, found.high, BINS + 1)
+    edges = np.linspace(moments.low, moments.high, BINS + 1)
     above = np.zeros(BINS + 1, np.int64)  # numbers from each edge up, none above the last
     for piece in iter_values(array):
         numbers = piece if piece.dtype.char in "fd" else _to_real(piece)
-        if found.finite < found.size:
+        if moments.finite < moments.size:
             numbers = numbers[np.isfinite(numbers)]
         above[0] += numbers.size
         for at in range(1, BINS):

@@ -63,7 +63,7 @@ def failed_parity(title: str) -> Parity:
 def measure_parity(
     title: str,
     network: Network,
-    given: Observation,
+    observation: Observation,
     outputs: tuple[np.ndarray, np.ndarray],
     tolerance: float | None = None,
     own: float = OWN_ERROR,
@@ -78,7 +78,7 @@ def measure_parity(
     Args:
         title: the network's name.
         network: what is computed in float64.
-        given: the inputs.
+        observation: the inputs.
         outputs: A's and B's.
         tolerance: how far B may be off, relative to the output's scale; without one, `own` times as far as A,
             or within rounding.
@@ -86,8 +86,8 @@ def measure_parity(
         exact: the network's float64 output, if known.
     """
     if exact is None:
-        exact = run_network(numpy_backend.build(network.cast("float64")), to_float64(given))
-    largest = max(_largest_activation(network, given), float(np.abs(exact).max()))
+        exact = run_network(numpy_backend.build(network.cast("float64")), to_float64(observation))
+    largest = max(_largest_activation(network, observation), float(np.abs(exact).max()))
     scale = float(np.abs(exact).max()) or 1.0
     errors = [float(np.abs(output.astype(np.float64) - exact).max()) for output in outputs]
     between = float(np.abs(outputs[0].astype(np.float64) - outputs[1]).max())
@@ -144,16 +144,16 @@ def make_observations(network: Network, n: int = PARITY_OBSERVATIONS) -> Observa
     return drawn if len(drawn) > 1 else drawn[network.inputs[0][0]]
 
 
-def to_float64(given: Observation) -> Observation:
+def to_float64(observation: Observation) -> Observation:
     """Return the inputs in float64."""
-    if isinstance(given, np.ndarray):
-        return given.astype(np.float64)
-    return {name: array.astype(np.float64) for name, array in given.items()}
+    if isinstance(observation, np.ndarray):
+        return observation.astype(np.float64)
+    return {name: array.astype(np.float64) for name, array in observation.items()}
 
 
-def run_network(policy: Policy, given: Observation) -> np.ndarray:
+def run_network(policy: Policy, observation: Observation) -> np.ndarray:
     """Return the output [batch, n] of a network without memory."""
-    output, _ = policy.step(given)
+    output, _ = policy.step(observation)
     return output
 
 
@@ -582,10 +582,10 @@ def change_last_bits(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the inputs with the last bit of each float changed."""
     generator = np.random.default_rng(2)
     return [
-        each * (1 + UNIT * generator.choice((-1, 1), each.shape)).astype(each.dtype)
-        if each.dtype.kind == "f"
-        else each
-        for each in arrays
+        array * (1 + UNIT * generator.choice((-1, 1), array.shape)).astype(array.dtype)
+        if array.dtype.kind == "f"
+        else array
+        for array in arrays
     ]
 
 
@@ -593,7 +593,7 @@ def change_last_bits(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 class ComparisonRound:
     """What both sides return for one set of inputs, and the measured outputs."""
 
-    made: tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
+    outputs: tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
     exact: tuple[dict[str, np.ndarray] | None, dict[str, np.ndarray] | None]
     calls: tuple[list[dict[str, Any]], list[dict[str, Any]]]
     names: list[OutputNames]
@@ -619,7 +619,7 @@ class ComparisonRound:
         """Return the first output that differs, else the first, in A's order of axes."""
         rows = zip(self.names, self.results, strict=True)
         name = next((name for name, result in rows if not result.parity.within), self.names[0])
-        a, b = self.exact if self.exact_on_both else self.made
+        a, b = self.exact if self.exact_on_both else self.outputs
         assert a is not None  # noqa: S101 - both sides ran in float64
         assert b is not None  # noqa: S101
         return a[name.a], move_channels(b[name.b], name.how)

@@ -322,11 +322,11 @@ def _preserve_modules(model: Any, undo: ExitStack) -> None:
     """Register the modes and buffers of all modules; a module may change a buffer, or replace it."""
     for module in model.modules():
         undo.callback(setattr, module, "training", module.training)
-        held = vars(module).get("_buffers", {})
-        for name, buffer in [*held.items()]:
+        modules = vars(module).get("_buffers", {})
+        for name, buffer in [*modules.items()]:
             if buffer is None or type(buffer).__name__.startswith("Uninitialized"):
                 continue  # built by the first call
-            undo.callback(held.__setitem__, name, buffer)
+            undo.callback(modules.__setitem__, name, buffer)
             undo.callback(_restore_buffer, buffer, buffer.detach().clone())
 
 

@@ -141,7 +141,7 @@ class TensorMatcher:
         self._a, self._b = dict(a), dict(b)
         self._left, self._right = list(a), list(b)
         self._layers: dict[str, str] = {}
-        self._found: list[TensorPair] = []
+        self._matches: list[TensorPair] = []
         self._ordered: list[str] = []
 
     def match(self) -> TensorPairs:
@@ -160,7 +160,7 @@ class TensorMatcher:
         for name in list(self._left):
             self._take(name, list(self._right))
         rank = {name: index for index, name in enumerate(self._a)}
-        pairs = tuple(sorted(self._found, key=lambda pair: rank[pair.a]))
+        pairs = tuple(sorted(self._matches, key=lambda pair: rank[pair.a]))
         return TensorPairs(pairs, tuple(self._left), tuple(self._right), tuple(self._ordered))
 
     def _whole(self) -> None:
@@ -203,7 +203,7 @@ class TensorMatcher:
         at = find_reordering(value.reshape(-1)[at_a], self._b[other].reshape(-1)[at_b], close=close)
         if at is None:
             return False
-        self._found.append(TensorPair(name, other, at_a, at_b.reshape(-1)[at], more))
+        self._matches.append(TensorPair(name, other, at_a, at_b.reshape(-1)[at], more))
         self._layers.setdefault(_layer(name), _layer(other))
         self._left = [left_name for left_name in self._left if left_name not in (name, more)]
         self._right = [name for name in self._right if name != other]
@@ -984,11 +984,13 @@ def describe_state(state: OptimizerState) -> str:
     return f"{state.title}, {format_count(state.step, 'update')}, {origin}"
 
 
-def describe_keras_optimizer(path: str, wanted: str | None = None) -> tuple[dict[str, Any], list[str]] | None:
+def describe_keras_optimizer(
+    path: str, optimizer_name: str | None = None
+) -> tuple[dict[str, Any], list[str]] | None:
     """Return how Keras creates the optimizer of a TensorFlow checkpoint or weights file, None if it has none.
 
-    The first part is the request to the model's process, the second what had to be assumed. `wanted` names
-    one of several optimizers.
+    The first part is the request to the model's process, the second what had to be assumed. `optimizer_name`
+    names one of several optimizers.
     """
     checkpoint = open_checkpoint(path)
     tree = checkpoint.tree
@@ -999,8 +1001,8 @@ def describe_keras_optimizer(path: str, wanted: str | None = None) -> tuple[dict
     states.root = states.is_root([source for source, _, _ in rows])
     bound, notes, _ = states.bind_states(rows)
     titles = [display(state.top) or OPTIMIZER for state in bound]
-    if wanted is not None or len(bound) > 1:
-        bound = [bound[titles.index(str(choose_optimizer(path, titles, wanted)))]]
+    if optimizer_name is not None or len(bound) > 1:
+        bound = [bound[titles.index(str(choose_optimizer(path, titles, optimizer_name)))]]
     if not bound:
         if notes:
             raise UnsupportedError(f"the optimizer cannot be restored: {notes[0]}", file=path)

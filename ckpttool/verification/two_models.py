@@ -185,7 +185,7 @@ def find_code(checkpoint: Checkpoint, kind: str) -> str | None:
         (UNKNOWN, "loading would create instances of unknown classes"),
         (CLASSES, "loading would import classes"),
     ):
-        names = [each.name for each in filter_verdict(checkpoint.code_references, verdict)]
+        names = [reference.name for reference in filter_verdict(checkpoint.code_references, verdict)]
         if names:
             return f"{what}: {abbreviate_list(names, 3)}"
     return checkpoint.unjudged[0] if checkpoint.unjudged else None
@@ -355,19 +355,19 @@ class ModelClient:
         return answer
 
     def capture(
-        self, wanted: Sequence[tuple[str, int]], *, exact: bool
+        self, calls: Sequence[tuple[str, int]], *, exact: bool
     ) -> dict[tuple[str, int], CapturedCall]:
         """Return inputs and outputs of the wanted calls, which may be repeated then."""
         known_exact, known = self._captured
-        if known_exact == exact and known.keys() >= {*wanted}:
-            return {key: known[key] for key in wanted}
-        return self._capture(wanted, exact=exact, outputs=False)[1]
+        if known_exact == exact and known.keys() >= {*calls}:
+            return {key: known[key] for key in calls}
+        return self._capture(calls, exact=exact, outputs=False)[1]
 
     def run_and_capture(
-        self, wanted: Sequence[tuple[str, int]], *, exact: bool
+        self, calls: Sequence[tuple[str, int]], *, exact: bool
     ) -> tuple[dict[str, np.ndarray], dict[tuple[str, int], CapturedCall]]:
         """Return the outputs by name, and the wanted calls."""
-        return self._capture(wanted, exact=exact, outputs=True)
+        return self._capture(calls, exact=exact, outputs=True)
 
     def _capture(
         self, keys: Sequence[tuple[str, int]], *, exact: bool, outputs: bool
@@ -418,7 +418,7 @@ class ModelClient:
         settings: Mapping[str, Any],
         *,
         exact: bool,
-        given: np.ndarray | None = None,
+        inputs: np.ndarray | None = None,
     ) -> tuple[np.ndarray, ...]:
         """Return the outputs of a captured call with changes of its layer; nothing if it fails.
 
@@ -427,10 +427,10 @@ class ModelClient:
             tensors: new values of the layer's tensors by name.
             settings: new values of the layer's attributes.
             exact: compute in float64.
-            given: the call's first input instead of the captured one.
+            inputs: the call's first input instead of the captured one.
         """
-        if given is not None:
-            self.write("change-given.npy", given)
+        if inputs is not None:
+            self.write("change-given.npy", inputs)
         files = {}
         for index, (name, array) in enumerate(tensors.items()):
             files[name] = f"change-{index}.npy"
@@ -442,7 +442,7 @@ class ModelClient:
             tensors=files,
             settings=dict(settings),
             exact=exact,
-            given=None if given is None else "change-given.npy",
+            given=None if inputs is None else "change-given.npy",
         )
         return tuple(self.read(f"repeated-{index}.npy") for index in range(max(answer["made"], 0)))
 
@@ -493,7 +493,7 @@ class ComparedModels:
     fixed: bool = False
     arrays: Sequence[np.ndarray] = ()
     # Those that the sides have now.
-    given: Sequence[np.ndarray] = ()
+    inputs: Sequence[np.ndarray] = ()
     further: Sequence[tuple[str, Sequence[np.ndarray]]] = ()
     # Whether the inputs are drawn, not the user's.
     drawn: bool = True
@@ -548,7 +548,7 @@ class ComparedModels:
 
     def give(self, arrays: Sequence[np.ndarray]) -> None:
         """Write inputs in each side's own order of axes."""
-        self.given = arrays
+        self.inputs = arrays
         a, b = self.sides
         inputs = {pair.a: array for pair, array in zip(self.pairs, arrays, strict=True)}
         a.give([inputs[name] for name in a.names])
@@ -685,7 +685,7 @@ class _Rounds:
         """Compare on the first inputs; an output that changes from call to call differs."""
         main = self.run(observe=True)
         changing: list[list[str]] = []
-        for side, outputs, exact in zip(self._session.sides, main.made, main.exact, strict=True):
+        for side, outputs, exact in zip(self._session.sides, main.outputs, main.exact, strict=True):
             # Of a huge model the float64 run is the second one.
             second = exact if self._session.size >= HUGE_MODEL else None
             if second is not None and not changing_outputs(outputs, second):
@@ -732,27 +732,27 @@ class _Rounds:
         if (
             comparison.exact_on_both
             and comparison.failed
-            and max(each.parity.max_rel for each in comparison.results) < _SMALL
+            and max(result.parity.max_rel for result in comparison.results) < _SMALL
         ):
             moved = self._sensitivity(comparison)
             comparison.results[:] = [self._measure(comparison, name, moved.get(name.a)) for name in names]
         return comparison
 
-    def _sensitivity(self, found: ComparisonRound) -> dict[str, np.ndarray]:
+    def _sensitivity(self, comparison: ComparisonRound) -> dict[str, np.ndarray]:
         """Return how far A's float64 outputs move with the last bits of float inputs."""
-        a, given = self._session.sides[0], self._session.given
-        if not any(each.dtype.kind == "f" for each in given):
+        a, inputs = self._session.sides[0], self._session.inputs
+        if not any(array.dtype.kind == "f" for array in inputs):
             return {}
-        self._session.give(change_last_bits(given))
+        self._session.give(change_last_bits(inputs))
         try:
-            made, _ = a.run(exact=True, observe=False)
+            outputs, _ = a.run(exact=True, observe=False)
         finally:
-            self._session.give(given)
-        plain = found.exact[0] or {}
+            self._session.give(inputs)
+        plain = comparison.exact[0] or {}
         return {
-            name: np.nan_to_num(np.abs(each - plain[name]))
-            for name, each in made.items()
-            if name in plain and each.shape == plain[name].shape
+            name: np.nan_to_num(np.abs(output - plain[name]))
+            for name, output in outputs.items()
+            if name in plain and output.shape == plain[name].shape
         }
 
     def _few_calls(
@@ -780,7 +780,7 @@ class _Rounds:
             for values, key in zip(comparison.exact, (names.a, names.b), strict=True)
         ]
         other = None if exact[1] is None else move_channels(exact[1], names.how)
-        outputs = comparison.made[0][names.a], move_channels(comparison.made[1][names.b], names.how)
+        outputs = comparison.outputs[0][names.a], move_channels(comparison.outputs[1][names.b], names.how)
         bounds = self._bound, self._tolerance, sensitivity
         return measure_output(names.a, outputs, (exact[0], other), *bounds)
 
@@ -806,13 +806,13 @@ class _Rounds:
         self._session.give(self._session.arrays)
         return main
 
-    def require_response(self, found: ComparisonRound) -> None:
+    def require_response(self, comparison: ComparisonRound) -> None:
         """Raise UsageError if none of A's outputs depends on the inputs: then agreement shows nothing."""
         a = self._session.sides[0]
         silent = [
             names.a
-            for names, result in zip(found.names, found.results, strict=True)
-            if not result.differs_by_row(len(self._session.arrays[0]), exact=found.exact_on_both)
+            for names, result in zip(comparison.names, comparison.results, strict=True)
+            if not result.differs_by_row(len(self._session.arrays[0]), exact=comparison.exact_on_both)
         ]
         if not silent:
             return
@@ -820,22 +820,23 @@ class _Rounds:
         for arrays in (shake_inputs(self._session.arrays), *others):
             self._session.give(arrays)
             try:
-                values, _ = a.run(exact=found.exact_on_both, observe=False)
+                values, _ = a.run(exact=comparison.exact_on_both, observe=False)
             except CkpttoolError:
                 continue
-            rows = zip(found.names, found.results, strict=True)
+            rows = zip(comparison.names, comparison.results, strict=True)
             answers = {
-                names.a: result.responds(values[names.a], exact=found.exact_on_both) for names, result in rows
+                names.a: result.responds(values[names.a], exact=comparison.exact_on_both)
+                for names, result in rows
             }
             silent = [name for name in silent if not answers[name]]
             if not silent:
                 break
         self._session.give(self._session.arrays)
-        if len(silent) == len(found.names):
+        if len(silent) == len(comparison.names):
             raise UsageError(
                 "the comparison shows nothing: A's outputs do not depend on these inputs",
                 file=a.side.path,
-                found=abbreviate_list([_describe_values(result) for result in found.results], 3),
+                found=abbreviate_list([_describe_values(result) for result in comparison.results], 3),
                 hint="pass inputs from your data: --inputs FILE.npz",
             )
         if silent:
@@ -885,7 +886,7 @@ def _compare(
             side.side.word for side, row in zip(session.sides, opened, strict=True) if not row["observable"]
         ]
         result = replace(result, not_compared=(f"layers: those of {' and '.join(words)} cannot be observed",))
-    extra = [name for name in main.made[1] if name not in {name.b for name in main.names}]
+    extra = [name for name in main.outputs[1] if name not in {name.b for name in main.names}]
     session.notes += [f"only B has output {name}" for name in extra]
     if options.training is not None:
         result = replace(result, training=_train(session, opened, main, options.training))
@@ -898,7 +899,7 @@ def _shape_difference(main: ComparisonRound) -> Divergence | None:
     for names in main.names:
         shapes = [
             list(array.shape)
-            for array in (main.made[0][names.a], move_channels(main.made[1][names.b], names.how))
+            for array in (main.outputs[0][names.a], move_channels(main.outputs[1][names.b], names.how))
         ]
         if shapes[0] != shapes[1]:
             cause = Cause(f"output {names.a} has shape {shapes[0]} in A and {shapes[1]} in B", confirmed=True)
@@ -911,7 +912,7 @@ def _shape_difference(main: ComparisonRound) -> Divergence | None:
 
 def _exchanged_outputs(main: ComparisonRound, bound: float) -> Divergence | None:
     """Return an output that differs if its numbers are those of another output of B, else None."""
-    a, b = (outputs or {} for outputs in (main.exact if main.exact_on_both else main.made))
+    a, b = (outputs or {} for outputs in (main.exact if main.exact_on_both else main.outputs))
     for names, result in zip(main.names, main.results, strict=True):
         for other in () if result.parity.within else main.names:
             array = move_channels(b[other.b], other.how)
@@ -923,9 +924,9 @@ def _exchanged_outputs(main: ComparisonRound, bound: float) -> Divergence | None
 
 
 class _UnequalTable(NamedTuple):
-    """A table that an integer input looks up, and its rows that differ; `place` is that of the input."""
+    """A table that an integer input looks up, and its rows that differ; `number` is that of the input."""
 
-    place: int
+    number: int
     name: str
     rows: np.ndarray
     total: int
@@ -970,10 +971,10 @@ def _reaching_inputs(
 ) -> Iterator[tuple[str, list[np.ndarray]]]:
     """Yield inputs that look up the rows of tables that differ, with their titles."""
     for table in tables if session.drawn else ():
-        indices = session.arrays[table.place]
+        indices = session.arrays[table.number]
         for start in range(0, min(len(table.rows), _MOST_ROUNDS * indices.size), indices.size):
             rows = np.resize(table.rows[start : start + indices.size], indices.shape).astype(indices.dtype)
-            arrays = [rows if n == table.place else array for n, array in enumerate(session.arrays)]
+            arrays = [rows if n == table.number else array for n, array in enumerate(session.arrays)]
             yield f"rows {rows.min()} to {rows.max()} of {table.name}", arrays
 
 
@@ -997,16 +998,18 @@ def _train(
 ) -> ModelTraining:
     """Train both models on the inputs of the comparison, in float64 with weights of that type."""
     session.give(session.arrays)
-    for side, made in zip(session.sides, main.made, strict=True):
+    for side, outputs in zip(session.sides, main.outputs, strict=True):
         if side.exact and not side.copied:
             answer = side.make_exact(copied=True)
-            side.exact = bool(answer["made"]) and _exact_outputs(side, session, made, ()) is not None
+            side.exact = bool(answer["made"]) and _exact_outputs(side, session, outputs, ()) is not None
             if not answer["made"]:
                 session.notes.append(f"{side.side.word} is not trained in float64: {answer['reason']}")
     targets = [
-        OutputTarget(names.a, names.b, main.made[0][names.a], partial(move_channels, how=OPPOSITE[names.how]))
+        OutputTarget(
+            names.a, names.b, main.outputs[0][names.a], partial(move_channels, how=OPPOSITE[names.how])
+        )
         for names in main.names
-        if main.made[0][names.a].dtype.kind == "f"
+        if main.outputs[0][names.a].dtype.kind == "f"
     ]
     frameworks = [str(row.get("framework", "agent")) for row in opened]
     return compare_training(session.sides, frameworks, targets, chosen)
@@ -1125,18 +1128,18 @@ class _LayerFinder:
                 or sum(self._nbytes(pairs[n]) for n in places) > _MOST_BYTES
             ):
                 continue
-            captured = self._capture([pairs[place] for place in places])
-            free = [pairs[place].b for place in places]
-            for place in places:
-                arrays = captured[0][pairs[place].a.key].given
+            captured = self._capture([pairs[index] for index in places])
+            free = [pairs[index].b for index in places]
+            for pair_index in places:
+                arrays = captured[0][pairs[pair_index].a.key].inputs
                 errors = [
                     causes.input_error(arrays[0], other[0])
-                    if arrays and (other := captured[1][layer.key].given)
+                    if arrays and (other := captured[1][layer.key].inputs)
                     else 0.0
                     for layer in free
                 ]
                 nearest = int(np.argmin(errors)) if min(errors) <= self._bound else 0
-                pairs[place] = replace(pairs[place], b=free.pop(nearest))
+                pairs[pair_index] = replace(pairs[pair_index], b=free.pop(nearest))
         return pairs
 
     def _nbytes(self, pair: LayerCallPair) -> int:
@@ -1174,14 +1177,14 @@ class _LayerFinder:
         before = pairs[agreeing[-1]] if agreeing else None
         if at is None:
             return None if before is None else self._after_last(before, outputs)
-        found = self._explain_pair(pairs, rows[at], pairs[at], before, outputs)
+        divergence = self._explain_pair(pairs, rows[at], pairs[at], before, outputs)
         # A layer before it whose outputs have A's numbers in another order.
         moved = (n for n in compared if n < at and not rows[n].within)
-        if found.cause is None and (earlier := next(moved, None)) is not None:
+        if divergence.cause is None and (earlier := next(moved, None)) is not None:
             before = next((pairs[n] for n in reversed(agreeing) if n < earlier), None)
             other = self._explain_pair(pairs, rows[earlier], pairs[earlier], before, outputs)
-            return found if other.cause is None else other
-        return found
+            return divergence if other.cause is None else other
+        return divergence
 
     def _first_failure(self, pairs: list[LayerCallPair], rows: Mapping[int, LayerComparison]) -> int | None:
         """Return the place of the first pair that differs and affects what follows.
@@ -1203,10 +1206,10 @@ class _LayerFinder:
                 return index
             captured, other = self._capture([pairs[index], pairs[after]])
             here, later = captured[pairs[index].a.key], captured[pairs[after].a.key]
-            output = other[pairs[index].b.key].made[0]
-            if pairs[index].by == "weights" and not causes.is_reordered(here.made[0], output, self._bound):
+            output = other[pairs[index].b.key].outputs[0]
+            if pairs[index].by == "weights" and not causes.is_reordered(here.outputs[0], output, self._bound):
                 return index
-            if not here.given or not later.given or np.array_equal(here.given[0], later.given[0]):
+            if not here.inputs or not later.inputs or np.array_equal(here.inputs[0], later.inputs[0]):
                 return index
         return None
 
@@ -1228,7 +1231,7 @@ class _LayerFinder:
             cause = self._with_origin(pair, cause) or self._operations(pairs, pair, where)
         else:
             where = BETWEEN
-            after = tuple(call.made[0] for call in calls) if inside else self._differing_input(calls)
+            after = tuple(call.outputs[0] for call in calls) if inside else self._differing_input(calls)
             cause = None if inside else self._reordered(pair, calls)
             if cause is None and before is not None:
                 prior = captured[0][before.a.key], captured[1][before.b.key]
@@ -1245,7 +1248,7 @@ class _LayerFinder:
                 cause = cause or self._between((after[0], after[1]))
         if cause is None and called is not None:
             return _divergence(called[0].a.path, called[0].b.path, LAYER, None, called[1], title)
-        received = next((each for each in pairs if where == BETWEEN and each.b.path == self._receiver), None)
+        received = next((item for item in pairs if where == BETWEEN and item.b.path == self._receiver), None)
         if received is not None:
             return _divergence(received.a.path, received.b.path, where, None, cause, title)
         return _divergence(row.a, row.b, where, row.inputs, cause, title)
@@ -1258,13 +1261,13 @@ class _LayerFinder:
         keys = [(ROOT, 0)] * 2 if pair is None else [pair.a.key, pair.b.key]
         calls = [side.calls.get(key, ((), ())) for side, key in zip(sides, keys, strict=True)]
         what = 1 if pair is None or where == LAYER else 0
-        known = [{each.path for each in side if each.tensors and not each.composed} for side in self._layers]
+        known = [{item.path for item in side if item.tensors and not item.composed} for side in self._layers]
         opened = [{ROOT, key[0]} if where == LAYER else {ROOT} for key in keys]
         one, other = (
             side.with_layers(paths - own) for side, paths, own in zip(sides, known, opened, strict=True)
         )
         difference = OperationDifference(
-            one, other, self._bound, {each.b.path: each.a.path for each in pairs}
+            one, other, self._bound, {item.b.path: item.a.path for item in pairs}
         )
         cause = difference.find(list(zip(calls[0][what], calls[1][what], strict=False)))
         if cause is not None and where == BETWEEN:
@@ -1273,7 +1276,7 @@ class _LayerFinder:
 
     def _differing_input(self, calls: tuple[CapturedCall, CapturedCall]) -> tuple[np.ndarray, ...]:
         """Return both sides' first input that differs, e.g. the values of an attention."""
-        pairs = list(zip(*(call.given or call.made for call in calls), strict=False))
+        pairs = list(zip(*(call.inputs or call.outputs for call in calls), strict=False))
         apart = (pair for pair in pairs if align_arrays(*pair)[0] > self._bound)
         return next(apart, pairs[0])
 
@@ -1341,7 +1344,7 @@ class _LayerFinder:
 
     def _reordered(self, pair: LayerCallPair, calls: tuple[CapturedCall, CapturedCall]) -> Cause | None:
         """Return the cause if B's layer is right with its weights in the order of its inputs."""
-        a, b = (call.given[0] for call in calls)
+        a, b = (call.inputs[0] for call in calls)
         order = causes.find_order(a, b, self._bound)
         if order is None:
             return None
@@ -1372,10 +1375,10 @@ class _LayerFinder:
         later = [pair for pair in pairs[pairs.index(failed) + 1 :] if pair.by == "weights"]
         for other in [pair for pair in later if at_b[pair.b.key] < at_b[failed.b.key]]:
             a, b = self._capture([other])
-            ours, arrays = a[other.a.key].given, b[other.b.key].given
-            if not call.given or not ours or not arrays or np.array_equal(ours[0], call.given[0]):
+            inputs, arrays = a[other.a.key].inputs, b[other.b.key].inputs
+            if not call.inputs or not inputs or not arrays or np.array_equal(inputs[0], call.inputs[0]):
                 continue  # A, too, calls both layers on these inputs, e.g. parallel ones
-            if causes.input_error(call.given[0], arrays[0]) <= self._bound:
+            if causes.input_error(call.inputs[0], arrays[0]) <= self._bound:
                 text = (
                     f"B's {other.b.path}, called in the place of A's {failed.a.path}, has the weights of "
                     f"A's {other.a.path}"
@@ -1455,9 +1458,9 @@ class _LayerFinder:
         )
         for layer in layers:
             one, other = first[layer.key], again[layer.key]
-            if all(np.array_equal(x, y) for x, y in zip(one.made, other.made, strict=True)):
+            if all(np.array_equal(x, y) for x, y in zip(one.outputs, other.outputs, strict=True)):
                 continue
-            same = all(np.array_equal(x, y) for x, y in zip(one.given, other.given, strict=True))
+            same = all(np.array_equal(x, y) for x, y in zip(one.inputs, other.inputs, strict=True))
             pair = next((pair for pair in pairs if (pair.a, pair.b)[side].key == layer.key), None)
             a, b = (layer.path, layer.path) if pair is None else (pair.a.path, pair.b.path)
             return _divergence(a, b, LAYER if same else BETWEEN, None, cause, None)
