@@ -65,7 +65,7 @@ def plan_agent_conversion(
     notes: tuple[str, ...] = ()
     if fold:
         folded = fold_statistics(binding, agent, facts)
-        consumed = tuple(move.source for move in binding.moves.moves if move.target in folded.taken)
+        consumed = tuple(move.source for move in binding.moves.moves if move.target in folded.statistics)
         binding, agent, notes = folded.binding, folded.agent, (folded.note,)
         added = {**added, **folded.added}
         facts = replace(facts, obs_norm=None)
@@ -156,12 +156,12 @@ def without_save_count(binding: RecognizedAgent, tree: Tree, known: Sidecar | No
 class StatisticsFold(NamedTuple):
     """The rule of a tensor changed by its layer's share of the statistics."""
 
-    made: Leaf
+    folded: Leaf
     name: str = "fold statistics"
 
     def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:  # noqa: ARG002  # it was computed before
         """Return the new tensor."""
-        return self.made
+        return self.folded
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
         """Raise MappingError: the target stores the statistics nowhere else."""
@@ -172,13 +172,13 @@ class StatisticsFold(NamedTuple):
 class FoldedAgent:
     """An agent without statistics that computes the same as the one with them.
 
-    `taken` are the canonical paths of the statistics, `added` biases that the layers did not have.
+    `statistics` are the canonical paths of the statistics, `added` biases that the layers did not have.
     """
 
     binding: RecognizedAgent
     agent: Tree
     added: Mapping[Path, Leaf | ValueLeaf]
-    taken: frozenset[Path]
+    statistics: frozenset[Path]
     note: str
 
 

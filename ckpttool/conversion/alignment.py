@@ -150,9 +150,9 @@ class CheckpointAlignment:
         """Read the names on both sides and yield the differences in the order of the left side."""
         if processes.is_spread(jobs, ray):
             pairs = [(name, self.left[name], self.right[name], self.by) for name in self.both]
-            entries = [(each, each[0], each[1].nbytes if isinstance(each[1], Leaf) else 0) for each in pairs]
+            entries = [(pair, pair[0], pair[1].nbytes if isinstance(pair[1], Leaf) else 0) for pair in pairs]
             read = processes.map_entries(_change, entries, self.checkpoints, progress, jobs=jobs, ray=ray)
-            yield from (each for each in read if each is not None)
+            yield from (entry for entry in read if entry is not None)
             return
         total = sum(leaf.nbytes for name in self.both if isinstance(leaf := self.left[name], Leaf))
         done = 0
@@ -195,9 +195,9 @@ def align_checkpoints(
     if by == "agent" or (by == AUTO and agents and (renamed or _differ_in_form(first, second))):
         return _by_agent(sides, glob)
     if by == "conversion" or renamed:
-        made = _reconvert_side(sides)
-        if made is not None and (by == "conversion" or _explains_more(*made, sides)):
-            return _by_conversion(sides, *made, glob)
+        reconverted = _reconvert_side(sides)
+        if reconverted is not None and (by == "conversion" or _explains_more(*reconverted, sides)):
+            return _by_conversion(sides, *reconverted, glob)
         if by == "conversion":
             raise UsageError(
                 "neither checkpoint has the structure that results from converting the other one",
@@ -209,7 +209,7 @@ def align_checkpoints(
 
 def _by_path(sides: tuple[ComparisonSide, ComparisonSide], glob: str | None) -> CheckpointAlignment:
     """Pair entries by path; a save counter that only one of two formats adds is declared."""
-    rows = [(each, dict(each.by_path())) for each in sides]
+    rows = [(side, dict(side.by_path())) for side in sides]
     declared: list[DeclaredEntry] = []
     if sides[0].checkpoint.format != sides[1].checkpoint.format:
         for word, (_, here), (_, there) in zip(_SIDES, rows, rows[::-1], strict=True):
@@ -239,16 +239,16 @@ def select_pairs(
     keep = compile_glob(glob)
     if glob is not None and not any(map(keep, (*a, *b))):
         raise no_match_error(glob, [*a, *b])
-    a, b = ({name: found for name, found in one.items() if keep(name)} for one in (a, b))
+    a, b = ({name: placed for name, placed in one.items() if keep(name)} for one in (a, b))
     return CheckpointAlignment(
         (first.checkpoint, second.checkpoint),
         (first.layout, second.layout),
         by,
         {name: entry for name, (entry, _) in a.items()},
         {name: entry for name, (entry, _) in b.items()},
-        ({name: place for name, (_, place) in a.items()}, {name: place for name, (_, place) in b.items()}),
+        ({name: index for name, (_, index) in a.items()}, {name: index for name, (_, index) in b.items()}),
         notes,
-        tuple(each for each in declared if keep(each.path)),
+        tuple(entry for entry in declared if keep(entry.path)),
     )
 
 
@@ -290,81 +290,79 @@ def _reconvert_side(sides: tuple[ComparisonSide, ComparisonSide]) -> tuple[Recon
     backwards = not second.is_converted_from(first) and first.is_converted_from(second)
     for turned in (backwards, not backwards):
         source, target = (second, first) if turned else (first, second)
-        made = reconvert(source, target)
-        if made is not None:
-            return made, turned
+        reconversion = reconvert(source, target)
+        if reconversion is not None:
+            return reconversion, turned
     return None
 
 
-def _explains_more(made: Reconversion, turned: bool, sides: tuple[ComparisonSide, ComparisonSide]) -> bool:
+def _explains_more(reverse: Reconversion, turned: bool, sides: tuple[ComparisonSide, ComparisonSide]) -> bool:
     """Return whether the conversion shares at least as many names with the target as the source does."""
-    source, target = (each.checkpoint.tree.names.values() for each in (sides[::-1] if turned else sides))
+    source, target = (side.checkpoint.tree.names.values() for side in (sides[::-1] if turned else sides))
     stored = set(target)
-    return len(stored & set(made.tree.names.values())) >= len(stored & set(source))
+    return len(stored & set(reverse.tree.names.values())) >= len(stored & set(source))
 
 
 def _by_conversion(
-    sides: tuple[ComparisonSide, ComparisonSide], made: Reconversion, turned: bool, glob: str | None
+    sides: tuple[ComparisonSide, ComparisonSide], reverse: Reconversion, turned: bool, glob: str | None
 ) -> CheckpointAlignment:
     source, target = sides[::-1] if turned else sides
-    places = {there: path for path, paths in made.places.items() for there in paths}
-    names = made.tree.names
-    converted = {names[path]: (leaf, places.get(path, ())) for path, leaf in made.tree.items()}
+    places = {there: path for path, paths in reverse.places.items() for there in paths}
+    names = reverse.tree.names
+    converted = {names[path]: (leaf, places.get(path, ())) for path, leaf in reverse.tree.items()}
     stored = dict(target.by_path())
-    declared = list(_declared_by_receipt(made, source.checkpoint.tree, "right" if turned else "left"))
-    for name in [name for name in stored if name not in converted and made.is_added(name)]:
+    declared = list(_declared_by_receipt(reverse, source.checkpoint.tree, "right" if turned else "left"))
+    for name in [name for name in stored if name not in converted and reverse.is_added(name)]:
         declared.append(DeclaredEntry("left" if turned else "right", name, "added"))
         del stored[name]
     for name in WRITERS & (converted.keys() - stored.keys()):
         declared.append(DeclaredEntry("right" if turned else "left", name, "kept"))
         del converted[name]
-    for name in [
-        name for name, (leaf, place) in converted.items() if not place and _is_disabled_switch(leaf)
-    ]:
+    for name in [name for name, (leaf, path) in converted.items() if not path and _is_disabled_switch(leaf)]:
         if name not in stored:
             del converted[name]
-    for path in made.dropped:
-        if path not in made.accepted:
+    for path in reverse.dropped:
+        if path not in reverse.accepted:
             name = source.checkpoint.tree.names[path]
             converted.setdefault(name, (source.checkpoint.tree[path], path))
     rows = ((source, converted), (target, stored))
     pairs = rows[::-1] if turned else rows
-    placed = select_pairs((pairs[0], pairs[1]), "conversion", glob, _reconversion_notes(made), declared)
-    return replace(placed, conversion=made, turned=turned)
+    placed = select_pairs((pairs[0], pairs[1]), "conversion", glob, _reconversion_notes(reverse), declared)
+    return replace(placed, conversion=reverse, turned=turned)
 
 
 def _by_agent(sides: tuple[ComparisonSide, ComparisonSide], glob: str | None) -> CheckpointAlignment:
     """Pair two agents by meaning; entries that only one has are paired by converting one into the other."""
     first, second = sides
     a, b = (one.by_meaning(_require_agent(one)) for one in sides)
-    made = _reconvert_side(sides)
-    if made is None:
+    reconverted = _reconvert_side(sides)
+    if reconverted is None:
         framework_notes, a, b = _drop_framework_settings(a, b)
         return select_pairs(((first, a), (second, b)), "agent", glob, framework_notes)
-    found, turned = made
-    if found.folded:
-        return _by_conversion(sides, found, turned, glob)
+    reverse, turned = reconverted
+    if reverse.folded:
+        return _by_conversion(sides, reverse, turned, glob)
     source, target = sides[::-1] if turned else sides
-    settled = _ConversionPairing(found, source.checkpoint.tree, target.checkpoint.tree, turned=turned)
+    settled = _ConversionPairing(reverse, source.checkpoint.tree, target.checkpoint.tree, turned=turned)
     converted, stored = settled.take(*((b, a) if turned else (a, b)))
     rows = ((source, converted), (target, stored))
     pairs = rows[::-1] if turned else rows
-    placed = select_pairs((pairs[0], pairs[1]), "agent", glob, _reconversion_notes(found), settled.declared)
-    return replace(placed, conversion=found, turned=turned)
+    placed = select_pairs((pairs[0], pairs[1]), "agent", glob, _reconversion_notes(reverse), settled.declared)
+    return replace(placed, conversion=reverse, turned=turned)
 
 
-def _reconversion_notes(made: Reconversion) -> tuple[str, ...]:
-    assumed = tuple(f"assumed by the conversion: {each}" for each in made.assumed)
-    return (*assumed, *(made.notes if made.by_receipt else ()))
+def _reconversion_notes(reconversion: Reconversion) -> tuple[str, ...]:
+    assumed = tuple(f"assumed by the conversion: {assumption}" for assumption in reconversion.assumed)
+    return (*assumed, *(reconversion.notes if reconversion.by_receipt else ()))
 
 
 def _declared_by_receipt(
-    made: Reconversion, tree: Tree, side: Literal["left", "right"]
+    reconversion: Reconversion, tree: Tree, side: Literal["left", "right"]
 ) -> Iterator[DeclaredEntry]:
-    for path in made.kept:
+    for path in reconversion.kept:
         yield DeclaredEntry(side, tree.names[path], "kept")
-    for path in made.dropped:
-        if path in made.accepted:
+    for path in reconversion.dropped:
+        if path in reconversion.accepted:
             yield DeclaredEntry(side, tree.names[path], "dropped")
 
 
@@ -376,133 +374,139 @@ def _is_disabled_switch(leaf: Entry) -> bool:
 class _ConversionPairing:
     """Pairs entries that only one of two agents has, through the conversion of one into the other."""
 
-    def __init__(self, made: Reconversion, source: Tree, target: Tree, *, turned: bool) -> None:
-        self.made, self.source, self.target = made, source, target
+    def __init__(self, reconversion: Reconversion, source: Tree, target: Tree, *, turned: bool) -> None:
+        self.reconversion, self.source, self.target = reconversion, source, target
         self.sides: tuple[Literal["left", "right"], ...] = ("right", "left") if turned else ("left", "right")
         self.declared: list[DeclaredEntry] = []
         self._paths = {name: path for path, name in target.names.items()}
-        self._made = {name: path for path, name in made.tree.names.items()}
-        self._places = {there: path for path, paths in made.places.items() for there in paths}
+        self._converted_paths = {name: path for path, name in reconversion.tree.names.items()}
+        self._places = {there: path for path, paths in reconversion.places.items() for there in paths}
 
-    def take(self, ours: Placed, theirs: Placed) -> tuple[Placed, Placed]:
+    def take(self, sources: Placed, targets: Placed) -> tuple[Placed, Placed]:
         """Return the entries of source and target; entries of one side are paired, declared or left alone."""
-        shared = {name for name in ours.keys() & theirs.keys() if self._is_shared(name, ours, theirs)}
-        converted = {name: self._shaped(ours[name], theirs[name]) for name in ours if name in shared}
-        stored = {name: found for name, found in theirs.items() if name in shared}
+        shared = {name for name in sources.keys() & targets.keys() if self._is_shared(name, sources, targets)}
+        converted = {name: self._shaped(sources[name], targets[name]) for name in sources if name in shared}
+        stored = {name: entry for name, entry in targets.items() if name in shared}
         paired: set[Path] = set()
-        for name, found in ours.items():
+        for name, entry in sources.items():
             if name not in shared:
-                paired |= self._take_source(name, found, converted, stored, paired)
-        for name, found in theirs.items():
-            if name not in shared and found[1] not in paired:
-                self._take_target(name, found, converted, stored)
-        self._take_values(converted, stored, ours, theirs)
-        for name, path in self._made.items():
-            if name in self._paths or name in WRITERS or _is_disabled_switch(self.made.tree[path]):
+                paired |= self._take_source(name, entry, converted, stored, paired)
+        for name, entry in targets.items():
+            if name not in shared and entry[1] not in paired:
+                self._take_target(name, entry, converted, stored)
+        self._take_values(converted, stored, sources, targets)
+        for name, path in self._converted_paths.items():
+            if name in self._paths or name in WRITERS or _is_disabled_switch(self.reconversion.tree[path]):
                 continue
             source = self._places.get(path, ())
             # One source number may have several places in the target: report a missing place even if another
             # one is paired.
-            if not source or any(self._there(each) is not None for each in self.made.places[source]):
-                converted.setdefault(name, (self.made.tree[path], source))
+            if not source or any(self._there(path) is not None for path in self.reconversion.places[source]):
+                converted.setdefault(name, (self.reconversion.tree[path], source))
         return converted, stored
 
-    def _is_shared(self, name: str, ours: Placed, theirs: Placed) -> bool:
+    def _is_shared(self, name: str, sources: Placed, targets: Placed) -> bool:
         """Return whether entries of one name match; outside the agent, the conversion decides."""
-        path, place = ours[name][1], theirs[name][1]
-        if self.source.names.get(path) != name or self.target.names.get(place) != name:
+        path, target_path = sources[name][1], targets[name][1]
+        if self.source.names.get(path) != name or self.target.names.get(target_path) != name:
             return True
-        own = self._made.get(name)
-        return not self.made.is_added(name) if own is None else own in self.made.places.get(path, ())
-
-    def _shaped(self, ours: tuple[Entry, Path], theirs: tuple[Entry, Path]) -> tuple[Entry, Path]:
-        """Return the source's entry, converted if the target's shape differs."""
-        leaf, path = ours
-        if not isinstance(leaf, Leaf) or not isinstance(theirs[0], Leaf) or leaf.shape == theirs[0].shape:
-            return ours
-        made = self._made.get(self.target.names.get(theirs[1], ""))
+        own = self._converted_paths.get(name)
         return (
-            (self.made.tree[made], path)
-            if made in self.made.places.get(path, ()) and made is not None
-            else ours
+            not self.reconversion.is_added(name)
+            if own is None
+            else own in self.reconversion.places.get(path, ())
+        )
+
+    def _shaped(self, entry: tuple[Entry, Path], target: tuple[Entry, Path]) -> tuple[Entry, Path]:
+        """Return the source's entry, converted if the target's shape differs."""
+        leaf, path = entry
+        if not isinstance(leaf, Leaf) or not isinstance(target[0], Leaf) or leaf.shape == target[0].shape:
+            return entry
+        converted = self._converted_paths.get(self.target.names.get(target[1], ""))
+        return (
+            (self.reconversion.tree[converted], path)
+            if converted in self.reconversion.places.get(path, ()) and converted is not None
+            else entry
         )
 
     def _take_source(
         self,
         name: str,
-        found: tuple[Entry, Path],
+        entry: tuple[Entry, Path],
         converted: dict[str, tuple[Entry, Path]],
         stored: dict[str, tuple[Entry, Path]],
         paired: set[Path],
     ) -> set[Path]:
         """Add a source entry with the target entries that it becomes; return the paths of the latter."""
-        places = {path: self._there(path) for path in self.made.places.get(found[1], ())}
-        there = {path: place for path, place in places.items() if place is not None}
-        fresh = {path: place for path, place in there.items() if place not in paired}
-        for number, (path, place) in enumerate(fresh.items()):
-            title = name if not number else f"{name} ({self.target.names[place]})"
-            converted[title] = self.made.tree[path], found[1]
-            stored[title] = self.target[place], place
-        if not there and not self._declares(name, found[1]):
-            converted[name] = found
+        places = {path: self._there(path) for path in self.reconversion.places.get(entry[1], ())}
+        there = {path: target for path, target in places.items() if target is not None}
+        fresh = {path: target for path, target in there.items() if target not in paired}
+        for number, (path, target) in enumerate(fresh.items()):
+            title = name if not number else f"{name} ({self.target.names[target]})"
+            converted[title] = self.reconversion.tree[path], entry[1]
+            stored[title] = self.target[target], target
+        if not there and not self._declares(name, entry[1]):
+            converted[name] = entry
         return set(fresh.values())
 
     def _take_target(
         self,
         name: str,
-        found: tuple[Entry, Path],
+        entry: tuple[Entry, Path],
         converted: dict[str, tuple[Entry, Path]],
         stored: dict[str, tuple[Entry, Path]],
     ) -> None:
         """Add a target entry, paired with the conversion's entry of the same name, if any."""
-        made = self._made.get(self.target.names.get(found[1], ""))
-        if made is not None:
-            converted[name] = self.made.tree[made], self._places.get(made, ())
-            stored[name] = self.target[found[1]], found[1]
-        elif self.made.is_added(self.target.names.get(found[1], "")):
+        converted_path = self._converted_paths.get(self.target.names.get(entry[1], ""))
+        if converted_path is not None:
+            converted[name] = self.reconversion.tree[converted_path], self._places.get(converted_path, ())
+            stored[name] = self.target[entry[1]], entry[1]
+        elif self.reconversion.is_added(self.target.names.get(entry[1], "")):
             self.declared.append(DeclaredEntry(self.sides[1], name, "added"))
         else:
-            stored[name] = found
+            stored[name] = entry
 
     def _take_values(
         self,
         converted: dict[str, tuple[Entry, Path]],
         stored: dict[str, tuple[Entry, Path]],
-        ours: Placed,
-        theirs: Placed,
+        sources: Placed,
+        targets: Placed,
     ) -> None:
         """Add the plain values outside the agents, paired with those of the conversion."""
-        known = {path for _, path in (*theirs.values(), *stored.values())}
+        known = {path for _, path in (*targets.values(), *stored.values())}
         for path, leaf in self.target.plain():
             name = self.target.names[path]
             if path in known or name in stored:
                 continue
-            made = self._made.get(name)
-            if made is None and self.made.is_added(name):
+            converted_path = self._converted_paths.get(name)
+            if converted_path is None and self.reconversion.is_added(name):
                 self.declared.append(DeclaredEntry(self.sides[1], name, "added"))
                 continue
             stored[name] = leaf, path
-            if made is not None:
-                converted.setdefault(name, (self.made.tree[made], self._places.get(made, ())))
-        known = {path for _, path in (*ours.values(), *converted.values())}
+            if converted_path is not None:
+                converted.setdefault(
+                    name, (self.reconversion.tree[converted_path], self._places.get(converted_path, ()))
+                )
+        known = {path for _, path in (*sources.values(), *converted.values())}
         for path, leaf in self.source.plain():
             name = self.source.names[path]
-            if path in known or path in self.made.places or name in converted:
+            if path in known or path in self.reconversion.places or name in converted:
                 continue
             if not self._declares(name, path):
                 converted[name] = leaf, path
 
     def _there(self, path: Path) -> Path | None:
         """Return the path in the target of an entry of the conversion."""
-        return self._paths.get(self.made.tree.names[path])
+        return self._paths.get(self.reconversion.tree.names[path])
 
     def _declares(self, name: str, path: Path) -> bool:
         """Return whether the conversion drops or keeps the entry by declaration, and record that."""
-        lost = path in self.made.dropped and path not in self.made.accepted
-        if name not in WRITERS and (lost or path in self.made.places):
+        lost = path in self.reconversion.dropped and path not in self.reconversion.accepted
+        if name not in WRITERS and (lost or path in self.reconversion.places):
             return False
         self.declared.append(
-            DeclaredEntry(self.sides[0], name, "dropped" if path in self.made.dropped else "kept")
+            DeclaredEntry(self.sides[0], name, "dropped" if path in self.reconversion.dropped else "kept")
         )
         return True
 
@@ -530,7 +534,7 @@ def _drop_framework_settings(a: Placed, b: Placed) -> tuple[tuple[str, ...], Pla
         if alone:
             names = ", ".join(sorted({name.rpartition("/")[2] for name in alone}))
             notes.append(f"settings present only on the {word} side: {names}")
-        kept.append({name: found for name, found in here.items() if name not in alone})
+        kept.append({name: entry for name, entry in here.items() if name not in alone})
     return tuple(notes), kept[0], kept[1]
 
 
@@ -611,13 +615,15 @@ def align_live_model(
     notes: tuple[str, ...] = ()
     if chosen == "model":
         met = plan_model_fill(model, checkpoint, FillOptions(layout=layout, part=part))
-        names, given = met.skeleton.names, met.given
+        names, fill_source = met.skeleton.names, met.prepared
         filled: Placed = {names[path]: (leaf, path) for path, leaf in met.values.items()}
         # Entries that the model has no place for keep their names from the checkpoint.
-        unused = {path: given.names[path] for path in met.filling.unused}
-        left_over = {f"{name} (in the checkpoint)": (given.tree[path], path) for path, name in unused.items()}
+        unused = {path: fill_source.names[path] for path in met.filling.unused}
+        left_over = {
+            f"{name} (in the checkpoint)": (fill_source.tree[path], path) for path, name in unused.items()
+        }
         stored = {**filled, **left_over}
-        notes = (*met.filling.assumed, *met.given.notes)
+        notes = (*met.filling.assumed, *met.prepared.notes)
     one, another = (other, stored), (live, named)
     return select_pairs((another, one) if turned else (one, another), chosen, glob, notes)
 

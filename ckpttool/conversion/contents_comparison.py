@@ -80,7 +80,7 @@ class ContentComparison:
             "by": self.by,
             "equal": self.equal,
             "facts": list(self.facts),
-            "discrepancies": [each.document() for each in self.discrepancies],
+            "discrepancies": [discrepancy.document() for discrepancy in self.discrepancies],
         }
 
 
@@ -88,36 +88,36 @@ def compare_contents(
     a: ComparisonSide, b: ComparisonSide, progress: Progress = ignore_progress
 ) -> ContentComparison:
     """Compare the complete contents; raise errors of reading, with the entry's path."""
-    found = align_checkpoints(a, b)
-    entries = list(_entry_discrepancies(a, b, found, progress))
-    made = found.conversion
-    facts, unknown, agreed = _compare_facts(a.agent, b.agent, folded=made is not None and made.folded)
+    alignment = align_checkpoints(a, b)
+    entries = list(_entry_discrepancies(a, b, alignment, progress))
+    plan = alignment.conversion
+    facts, unknown, agreed = _compare_facts(a.agent, b.agent, folded=plan is not None and plan.folded)
     linked = b.is_converted_from(a)
-    made = made if not found.turned else None
-    receipt = list(_receipt_discrepancies(a, b, made, linked=linked))
-    if made is not None and made.settings and (b.receipt.sidecar is None or not b.receipt.sidecar.optimizers):
+    plan = plan if not alignment.turned else None
+    receipt = list(_receipt_discrepancies(a, b, plan, linked=linked))
+    if plan is not None and plan.settings and (b.receipt.sidecar is None or not b.receipt.sidecar.optimizers):
         unknown.append(
-            f"settings of {abbreviate_list(sorted(made.settings), 3)} belong in B's sidecar, which "
+            f"settings of {abbreviate_list(sorted(plan.settings), 3)} belong in B's sidecar, which "
             "contains none"
         )
-    both = len(found.both)
+    both = len(alignment.both)
     if b.receipt.origin is not None and not linked and not b.receipt.stale:
         unknown.append("B's receipt: its source is not A")
     return ContentComparison(
-        found.by,
-        both - sum(each.what not in ("missing", "added") for each in entries),
+        alignment.by,
+        both - sum(entry.what not in ("missing", "added") for entry in entries),
         tuple(agreed),
         (*entries, *facts, *receipt),
-        (*_declared_notes(found), *unknown),
-        found.notes,
+        (*_declared_notes(alignment), *unknown),
+        alignment.notes,
     )
 
 
-def _declared_notes(found: CheckpointAlignment) -> Iterator[str]:
+def _declared_notes(pairs: CheckpointAlignment) -> Iterator[str]:
     for side, word in (("left", "A"), ("right", "B")):
         for added, how in ((False, "recorded in the sidecar"), (True, "added by the format's writer")):
             names = [
-                each.path for each in found.declared if each.side == side and (each.what == "added") is added
+                row.path for row in pairs.declared if row.side == side and (row.what == "added") is added
             ]
             if names:
                 entries = format_count(len(names), "entry", "entries")
@@ -125,31 +125,31 @@ def _declared_notes(found: CheckpointAlignment) -> Iterator[str]:
 
 
 def _entry_discrepancies(
-    a: ComparisonSide, b: ComparisonSide, found: CheckpointAlignment, progress: Progress
+    a: ComparisonSide, b: ComparisonSide, alignment: CheckpointAlignment, progress: Progress
 ) -> Iterator[Discrepancy]:
-    bindings = [each.binding for each in (a, b)]
+    bindings = [side.binding for side in (a, b)]
     targets = [
-        {} if each is None else {move.source: move.target for move in reversed(each.moves.moves)}
-        for each in bindings
+        {} if binding is None else {move.source: move.target for move in reversed(binding.moves.moves)}
+        for binding in bindings
     ]
-    parts = [part for each in bindings if each is not None for part in each.parts]
+    parts = [part for binding in bindings if binding is not None for part in binding.parts]
 
     def part_of(name: str) -> str:
-        for places, there in zip(found.places, targets, strict=True):
+        for places, there in zip(alignment.places, targets, strict=True):
             if (target := there.get(places.get(name, ()))) is not None:
                 return _part_title(target, parts)
         steps = name.split("/")
         optimizer = next((at for at, step in enumerate(steps) if "optim" in step.lower()), None)
         return "/".join(steps[:-1] if optimizer is None else steps[: optimizer + 1]) or name
 
-    others = _MistakeClassifier(found)
-    for change in found.changes(progress):
+    others = _MistakeClassifier(alignment)
+    for change in alignment.changes(progress):
         values = _sides(change)
         yield Discrepancy(part_of(change.path), change.path, change.what, *values, others.of(change))
-    for name in found.only_left:
-        yield Discrepancy(part_of(name), name, "missing", _format_entry(found.left[name]), None)
-    for name in found.only_right:
-        yield Discrepancy(part_of(name), name, "added", None, _format_entry(found.right[name]))
+    for name in alignment.only_left:
+        yield Discrepancy(part_of(name), name, "missing", _format_entry(alignment.left[name]), None)
+    for name in alignment.only_right:
+        yield Discrepancy(part_of(name), name, "added", None, _format_entry(alignment.right[name]))
 
 
 def _part_title(target: Path, parts: Sequence[AgentNetwork]) -> str:
@@ -166,7 +166,7 @@ def _sides(change: ChangedEntry) -> tuple[str, str]:
         return _format_entry(change.left), _format_entry(change.right)
     at = f" at {list(values.at)}" if values.at else ""
     first, second = (
-        f"{each:.9g}" if isinstance(each, float) else str(each) for each in (values.left, values.right)
+        f"{value:.9g}" if isinstance(value, float) else str(value) for value in (values.left, values.right)
     )
     return f"{first}{at}", f"{second}{at}, {values.different:,} of {values.size:,} differ"
 
@@ -180,8 +180,8 @@ def _format_entry(entry: Entry) -> str:
 class _MistakeClassifier:
     """What B's differing tensor looks like, to detect common conversion errors."""
 
-    def __init__(self, found: CheckpointAlignment) -> None:
-        self._found = found
+    def __init__(self, alignment: CheckpointAlignment) -> None:
+        self._alignment = alignment
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] | None = None
 
     def of(self, change: ChangedEntry) -> str | None:
@@ -206,7 +206,7 @@ class _MistakeClassifier:
         if self._known is None:
             tensors = [
                 (name, leaf)
-                for name, leaf in self._found.left.items()
+                for name, leaf in self._alignment.left.items()
                 if isinstance(leaf, Leaf) and leaf.nbytes <= _MOST_BYTES and leaf.dtype != "string"
             ]
             self._known = {_key(leaf): name for name, leaf in reversed(tensors)}
@@ -249,7 +249,7 @@ def _compare_facts(
     if a is None or b is None:
         return differ, unknown, agreed
     for name in FACTS:
-        first, second = (_fact_parts(name, getattr(each.known, name)) for each in (a, b))
+        first, second = (_fact_parts(name, getattr(side.known, name)) for side in (a, b))
         if stated := _compare_stated(name, a, b):
             differ += stated
             continue
@@ -258,7 +258,7 @@ def _compare_facts(
             if key in first and key in second:
                 if _is_same(first[key], second[key]):
                     agreed.append(title)
-                elif guess := next((w for w, each in (("A", a), ("B", b)) if _is_guess(each, name)), None):
+                elif guess := next((w for w, array in (("A", a), ("B", b)) if _is_guess(array, name)), None):
                     other = "B" if guess == "A" else "A"
                     unknown.append(
                         f"{title}: only {other} records it; {guess} does not, and a different value is "
@@ -288,7 +288,7 @@ def _compare_stated(name: str, a: Agent, b: Agent) -> list[Discrepancy]:
     for agent in (a, b):
         value, stated = getattr(agent.known, name), agent.binding.facts.stated.get(name)
         values.append(stated.text if value is None and stated is not None else value and _text(value))
-    unclear = [name in list_not_understood(each.binding, each.known) for each in (a, b)]
+    unclear = [name in list_not_understood(side.binding, side.known) for side in (a, b)]
     same = all(unclear) and values[0] == values[1]
     return [Discrepancy(FACT, name, "fact", *values)] if any(unclear) and not same else []
 
@@ -305,9 +305,9 @@ def _fact_parts(name: str, value: Any) -> dict[str, Any]:
         return {}
     if name in ("env", "epsilon", "obs_norm", "network_activations"):
         return {
-            key: each
-            for key, each in value.items()
-            if each is not None and (name, key) != ("env", "gymnasium")
+            key: part
+            for key, part in value.items()
+            if part is not None and (name, key) != ("env", "gymnasium")
         }
     if name == "activations":
         return {"": sorted(set(value)) if len(set(value)) == 1 else list(value)}
@@ -316,7 +316,7 @@ def _fact_parts(name: str, value: Any) -> dict[str, Any]:
 
 def _is_identity(norm: Mapping[str, Any]) -> bool:
     """Return whether statistics leave observations unchanged, which libraries write for no normalisation."""
-    plain = not any(norm["mean"]) and all(each == 1 for each in norm["var"])
+    plain = not any(norm["mean"]) and all(variance == 1 for variance in norm["var"])
     return plain and not norm.get("epsilon") and norm.get("clip") is None
 
 
@@ -335,35 +335,35 @@ def _text(value: Any) -> str:
 
 
 def _receipt_discrepancies(
-    a: ComparisonSide, b: ComparisonSide, made: Reconversion | None, *, linked: bool
+    a: ComparisonSide, b: ComparisonSide, reconversion: Reconversion | None, *, linked: bool
 ) -> Iterator[Discrepancy]:
-    for word, each in (("A", a), ("B", b)):
-        if each.receipt.stale:
+    for word, side in (("A", a), ("B", b)):
+        if side.receipt.stale:
             yield Discrepancy(
                 RECEIPT, "target_sha256", "receipt", None, f"{word}'s sidecar belongs to different weights"
             )
     recorded = b.receipt.sidecar
-    if recorded is None or made is None or not linked or b.receipt.stale:
+    if recorded is None or reconversion is None or not linked or b.receipt.stale:
         return
     known = a.receipt.sidecar
     before = (known.optimizers if known is not None else None) or {}
     if recorded.optimizers is not None:
         yield from _setting_discrepancies(
-            before if made.settings is None else made.settings, recorded.optimizers
+            before if reconversion.settings is None else reconversion.settings, recorded.optimizers
         )
     # A reverse conversion restores its source by the record in A's receipt, not by these rules.
     restored = known is not None and known.undo is not None and _format(known) == b.checkpoint.format
-    if not (made.by_receipt or restored):
-        rules = {(each.source, each.target): each.rule for each in made.rules}
-        theirs = {
-            (str(each.get("source")), str(each.get("target"))): str(each.get("rule"))
-            for each in recorded.rules
+    if not (reconversion.by_receipt or restored):
+        rules = {(rule.source, rule.target): rule.rule for rule in reconversion.rules}
+        recorded_rules = {
+            (str(rule.get("source")), str(rule.get("target"))): str(rule.get("rule"))
+            for rule in recorded.rules
         }
-        for key in dict.fromkeys((*rules, *theirs)):
-            if rules.get(key) != theirs.get(key):
+        for key in dict.fromkeys((*rules, *recorded_rules)):
+            if rules.get(key) != recorded_rules.get(key):
                 path = f"rules/{key[0]} -> {key[1]}"
-                yield Discrepancy(RECEIPT, path, "receipt", rules.get(key), theirs.get(key))
-    yield from _residue_discrepancies(a.checkpoint, b, made)
+                yield Discrepancy(RECEIPT, path, "receipt", rules.get(key), recorded_rules.get(key))
+    yield from _residue_discrepancies(a.checkpoint, b, reconversion)
 
 
 def _format(receipt: Sidecar) -> str | None:
@@ -371,23 +371,23 @@ def _format(receipt: Sidecar) -> str | None:
 
 
 def _setting_discrepancies(
-    ours: Mapping[str, Mapping[str, Any]], theirs: Mapping[str, Mapping[str, Any]]
+    settings_a: Mapping[str, Mapping[str, Any]], settings_b: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Discrepancy]:
-    for name in dict.fromkeys((*ours, *theirs)):
-        first, second = ours.get(name, {}), theirs.get(name, {})
+    for name in dict.fromkeys((*settings_a, *settings_b)):
+        first, second = settings_a.get(name, {}), settings_b.get(name, {})
         for key in dict.fromkeys((*first, *second)):
-            one, other = (_text(each[key]) if key in each else None for each in (first, second))
+            one, other = (_text(settings[key]) if key in settings else None for settings in (first, second))
             if key not in first or key not in second or not _is_same(first[key], second[key]):
                 yield Discrepancy(name, f"{name}/{key}", "setting", one, other)
 
 
 def _residue_discrepancies(
-    source: Checkpoint, b: ComparisonSide, made: Reconversion
+    source: Checkpoint, b: ComparisonSide, reconversion: Reconversion
 ) -> Iterator[Discrepancy]:
     """Yield what only the sidecar and the file beside the target store of the source."""
     recorded = b.receipt.sidecar
-    kept = {str(each.get("path")): each for each in recorded.residue} if recorded is not None else {}
-    for path in (*made.kept, *made.dropped):
+    kept = {str(entry.get("path")): entry for entry in recorded.residue} if recorded is not None else {}
+    for path in (*reconversion.kept, *reconversion.dropped):
         leaf, line = source.tree[path], kept.get(source.tree.names[path], {})
         if not isinstance(leaf, ValueLeaf) or "value" not in line:
             continue
@@ -397,11 +397,11 @@ def _residue_discrepancies(
             where = f"residue/{source.tree.names[path]}"
             yield Discrepancy(RECEIPT, where, "receipt", _text(value), _text(other))
     if recorded is not None and recorded.undo is not None:
-        yield from _reverse_discrepancies(source, b.checkpoint, recorded.undo, made)
+        yield from _reverse_discrepancies(source, b.checkpoint, recorded.undo, reconversion)
 
 
 def _reverse_discrepancies(
-    source: Checkpoint, target: Checkpoint, record: Mapping[str, Any], made: Reconversion
+    source: Checkpoint, target: Checkpoint, record: Mapping[str, Any], reconversion: Reconversion
 ) -> Iterator[Discrepancy]:
     """Yield what the source's record restores, among the entries that the target lacks."""
     try:
@@ -413,7 +413,7 @@ def _reverse_discrepancies(
         yield Discrepancy(RECEIPT, "undo", "receipt", None, back.note)
         return
     there = {name: back.tree[path] for path, name in back.tree.names.items()}
-    for path in made.kept:
+    for path in reconversion.kept:
         name = source.tree.names[path]
         leaf, other = source.tree[path], there.get(name)
         if not _is_equal(leaf, other):

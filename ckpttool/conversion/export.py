@@ -144,13 +144,13 @@ def _activation_place(number: int, layers: Sequence[int]) -> str:
     return "action" if number > layers[-1] else "hidden"
 
 
-def build_metadata(made: Sidecar) -> dict[str, str]:
+def build_metadata(record: Sidecar) -> dict[str, str]:
     """Return the metadata texts of the file, from its receipt.
 
     They contain no time and no folder, so that the same conversion gives the same file.
     """
-    source, env = made.source or {}, made.env or {}
-    known = {name: getattr(made, name) for name in _FACTS}
+    source, env = record.source or {}, record.env or {}
+    known = {name: getattr(record, name) for name in _FACTS}
     recorded = {
         "tool": f"ckpttool {__version__}",
         "source": source.get("path"),
@@ -158,8 +158,8 @@ def build_metadata(made: Sidecar) -> dict[str, str]:
         "network": source.get("network"),
         "env": env.get("id"),
         **{name: json.dumps(value) for name, value in known.items() if value is not None},
-        "assumed": json.dumps(made.assumed),
-        "provenance": json.dumps(dict(made.provenance), sort_keys=True),
+        "assumed": json.dumps(record.assumed),
+        "provenance": json.dumps(dict(record.provenance), sort_keys=True),
     }
     return {name: value for name, value in recorded.items() if value is not None}
 
@@ -398,7 +398,7 @@ def _choose_part(agent: Agent, title: str) -> AgentNetwork:
 
 
 def _write(
-    target: str, model: bytes, made: Sidecar, sources: tuple[File, ...], options: ExportOptions
+    target: str, model: bytes, metadata: Sidecar, sources: tuple[File, ...], options: ExportOptions
 ) -> None:
     def check(written: str) -> None:
         with open(written, "rb") as stream:
@@ -408,7 +408,7 @@ def _write(
     outputs = (
         Output(target, lambda stream: _write_model(stream, model), check, nbytes=len(model)),
         Output(
-            sidecar.sidecar_path(target), lambda stream: _write_model(stream, made.encode()), follows=True
+            sidecar.sidecar_path(target), lambda stream: _write_model(stream, metadata.encode()), follows=True
         ),
     )
     write_atomically(outputs, force=options.force, sync=options.sync, sources=sources)

@@ -77,7 +77,7 @@ def observed_options(checkpoint: Checkpoint, request: ConversionRequest) -> tupl
     source = model_source(checkpoint, options.part, options.preparation, source=options.from_)
     if source.framework == target:
         return ()
-    observed = observe_source(source, options.like_source, (), request.given).tree
+    observed = observe_source(source, options.like_source, (), request.layer_options).tree
     able = {
         layer.title: list(_options_of_orders(layer, source.framework, target))
         for layer in find_layers(observed, source.framework)
@@ -85,7 +85,7 @@ def observed_options(checkpoint: Checkpoint, request: ConversionRequest) -> tupl
     texts: tuple[list[str], list[str]] = ([], [])
     while True:
         layer_options = parse_layer_options((), *texts)
-        choices = (*layer_options, *request.given)
+        choices = (*layer_options, *request.layer_options)
         layers = find_layers(source.tree, source.framework, choices, source.fills.described)
         unknown = list_open_orders(source.tree, layers)
         more = [able[layer.title].pop(0) for layer in layers if layer.title in unknown and able[layer.title]]
@@ -195,7 +195,7 @@ class _ModelWriter:
 
     def result(self) -> ConversionResult:
         """Return the result before anything is written."""
-        plan, ready = self.plan, self.plan.given
+        plan, ready = self.plan, self.plan.prepared
         return ConversionResult(
             urls.display_url(self.checkpoint.path),
             self.target,
@@ -210,7 +210,7 @@ class _ModelWriter:
             left_out=plan.ledger.left_out,
         )
 
-    def receipt(self, written: Digest, found: Checkpoint) -> Sidecar:
+    def receipt(self, written: Digest, result: Checkpoint) -> Sidecar:
         """Return the target's sidecar.
 
         Raise MappingError or WorkerError if the model does not load the file, ModelMismatchError if it then
@@ -218,7 +218,7 @@ class _ModelWriter:
         """
         plan, options, checkpoint, model = self.plan, self.options, self.checkpoint, self.model
         if options.verify:
-            self.beside.prove(found, self.moved)
+            self.beside.prove(result, self.moved)
         steps = (step for move in plan.filling.moves for step in rule_steps(move.rule))
         rounded = any(isinstance(step, Cast) and step.rounded for step in steps)
         request = plan.proof(options, None if options.verify else NO_VERIFY, rounded=rounded)
@@ -229,15 +229,15 @@ class _ModelWriter:
         vectors = guessed if all(len(kinds) == 1 for kinds in guessed) else ()
         named = replace(model, shapes=model.shapes or vectors)
         built = named if request.like is not None else model
-        staged = ModelSide("B", self.beside.staged(found), built, model.python, self.beside.process)
+        staged = ModelSide("B", self.beside.staged(result), built, model.python, self.beside.process)
         command = None
         if options.part is None:
             command = comparing_command(checkpoint, self.target, named, request)
         self.proof = prove_outputs(checkpoint, staged, request, self.progress, command=command)
-        known = receipt.with_policy_facts(checkpoint, found, self.own, part=options.part, model=True)
+        known = receipt.with_policy_facts(checkpoint, result, self.own, part=options.part, model=True)
         more: dict[str, Any] = {"cast": True} if options.cast else {}
         more |= {"allow_unused": list(options.allow_unused)} if options.allow_unused else {}
-        ready, moved = plan.given, self.moved.plan
+        ready, moved = plan.prepared, self.moved.plan
         conversion = ConversionPlan(
             ready,
             self.moved.tree,
@@ -285,7 +285,7 @@ def _placed_moves(plan: ModelFillPlan, moved: ConvertedOptimizers) -> tuple[Move
 
 def _with_optimizers(fill_plan: ModelFillPlan, moved: ConvertedOptimizers) -> ModelFillPlan:
     """Return the plan with the optimizers' part."""
-    ready, plan, report = fill_plan.given, moved.plan, fill_plan.report
+    ready, plan, report = fill_plan.prepared, moved.plan, fill_plan.report
     if not plan.moves and not plan.added:
         report = replace(report, notes=(*report.notes, *moved.reasons))
         return fill_plan._replace(optimizers=moved, report=report)

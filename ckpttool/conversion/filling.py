@@ -109,14 +109,14 @@ def choose_model_form(kind: TargetKind) -> str:
 class TargetModel:
     """The model that a `Like` names, in a separate process; a context manager that ends it and cleans up."""
 
-    def __init__(self, wanted: ModelSpec, form: str | None = None, target: str | None = None) -> None:
-        self._wanted, self._form, self._target = wanted, form or "", target
+    def __init__(self, spec: ModelSpec, form: str | None = None, target: str | None = None) -> None:
+        self._spec, self._form, self._target = spec, form or "", target
         self._built: Mapping[str, Any] = {}
-        self.process = ModelProcess("model's process", wanted.python)
+        self.process = ModelProcess("model's process", spec.python)
         self._folder = tempfile.TemporaryDirectory(prefix="ckpttool-")
         # Of the tensors in the description of the model.
         self._keys: Mapping[Path, str | int] = {}
-        self.shapes, self.tensors = wanted.shapes, dict[Path, Any]()
+        self.shapes, self.tensors = spec.shapes, dict[Path, Any]()
 
     def __enter__(self) -> TargetModel:
         self.process.__enter__()
@@ -139,10 +139,10 @@ class TargetModel:
         self._form = self._form or str(built["forms"][-1])
         if self._form not in built["forms"]:
             raise UsageError(
-                f"{self._wanted.factory} creates a {framework} model, which cannot load {self._form}",
+                f"{self._spec.factory} creates a {framework} model, which cannot load {self._form}",
                 hint=targets.suggest_targets(self._target, built["forms"]),
             )
-        shapes, guesses = ([*map(list, shapes)] for shapes in (self._wanted.shapes, guessed))
+        shapes, guesses = ([*map(list, shapes)] for shapes in (self._spec.shapes, guessed))
         modules = self.process.request("describe", shapes=shapes, guessed=guesses)["modules"]
         tree = open_checkpoint(self._save("first")).tree
         if self._form == "keras" and all("vars/" not in leaf.key for _, leaf in tree.tensors()):
@@ -162,7 +162,7 @@ class TargetModel:
     @property
     def title(self) -> str:
         """The model's name in reports: its factory."""
-        return self._wanted.factory
+        return self._spec.factory
 
     def inputs(self) -> tuple[Shape, ...]:
         """Return the shapes of the inputs that the model itself states, () if it does not state them all."""
@@ -173,7 +173,7 @@ class TargetModel:
     def source_inputs(self) -> tuple[Shape, ...]:
         """Return the shapes of the inputs, with channels last."""
         torch = self._build()["framework"] == "torch"
-        return with_last_channels(self._wanted.shapes or self.inputs(), torch=torch)
+        return with_last_channels(self._spec.shapes or self.inputs(), torch=torch)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[ModelHost]:
@@ -194,7 +194,7 @@ class TargetModel:
         return lambda: None
 
     def _build(self) -> Mapping[str, Any]:
-        factory, arguments = self._wanted.factory, self._wanted.arguments
+        factory, arguments = self._spec.factory, self._spec.arguments
         self._built = self._built or self.process.request("build", factory=factory, arguments=arguments)
         return self._built
 
@@ -510,7 +510,7 @@ class ModelSource(NamedTuple):
 def model_source(
     checkpoint: Checkpoint,
     part: str | None,
-    wanted: PreparationOptions = NO_PREPARATION,
+    options: PreparationOptions = NO_PREPARATION,
     known: Sidecar | None = None,
     source: str | None = None,
     shapes: Sequence[Shape] = (),
@@ -523,7 +523,7 @@ def model_source(
     Args:
         checkpoint: what fills the model.
         part: the path below which its tensors lie; None for all.
-        wanted: which names and weights are changed before the mapping.
+        options: which names and weights are changed before the mapping.
         known: the checkpoint's sidecar.
         source: the stated orientation of its arrays, "torch" or "tf".
         shapes: shapes of the inputs of the filled model, without the batch.
@@ -535,7 +535,7 @@ def model_source(
         checkpoint = replace(checkpoint, tree=_with_own_norms(tree, checkpoint))
     tree, lost = (checkpoint.tree, ()) if part is None else parts.select_part(checkpoint.tree, part)
     restore.require_shards(tree)
-    ready, described = _as_saved(prepare_tree(checkpoint.tree, tree, part, wanted, known))
+    ready, described = _as_saved(prepare_tree(checkpoint.tree, tree, part, options, known))
     ready = ready._replace(lost=(*lost, *ready.lost))
     framework = _detect_framework(checkpoint, ready.tree, source)
     try:
@@ -644,7 +644,7 @@ def _as_saved(ready: PreparedTree) -> tuple[PreparedTree, Mapping[Path, ModuleIn
 
 
 def observe_source(
-    given: ModelSource, like: ModelSpec | str, shapes: Sequence[Shape], choices: Sequence[LayerOption] = ()
+    source: ModelSource, like: ModelSpec | str, shapes: Sequence[Shape], choices: Sequence[LayerOption] = ()
 ) -> ModelSource:
     """Return the source with the orders of flattened images that a call of its own model shows.
 
@@ -652,10 +652,10 @@ def observe_source(
     last, if neither `like` nor the model states them. Raise UsageError if the model has other layers, or
     cannot be called.
     """
-    tree, framework = given.tree, given.framework
-    layers = find_layers(tree, framework, choices, given.fills.described)
-    if given.agent or not list_open_orders(tree, layers):
-        return given
+    tree, framework = source.tree, source.framework
+    layers = find_layers(tree, framework, choices, source.fills.described)
+    if source.agent or not list_open_orders(tree, layers):
+        return source
     spec = as_model_spec(like)
     with TargetModel(spec) as model:
         stated = model.inputs()
@@ -666,7 +666,7 @@ def observe_source(
             expected=f"the source's, of {framework}",
         )
     modules = {path: part for part in skeleton.parts for path in part.tensors.values()}
-    pairs = _pair_tensors(given.fills, skeleton)
+    pairs = _pair_tensors(source.fills, skeleton)
     orders = {
         id(tree[path]): _observed_orders(modules[other]) for path, other in pairs.items() if other in modules
     }
@@ -678,9 +678,9 @@ def observe_source(
             hint=f"add --input-shape {'C,H,W' if framework == 'torch' else 'H,W,C'}" if pairs else None,
         )
     tree = annotate_orders(tree, orders)
-    return given._replace(
-        ready=given.ready._replace(tree=tree),
-        fills=replace(given.fills, tree=tree),
+    return source._replace(
+        ready=source.ready._replace(tree=tree),
+        fills=replace(source.fills, tree=tree),
         shapes=stated or spec.shapes or tuple(shapes),
     )
 
@@ -865,7 +865,7 @@ class ModelFillPlan(NamedTuple):
     spare: tuple[str, ...] = ()
 
     @property
-    def given(self) -> PreparedTree:
+    def prepared(self) -> PreparedTree:
         """The prepared tree of the source."""
         return self.source.ready
 
@@ -891,7 +891,7 @@ class ModelFillPlan(NamedTuple):
         used = () if moved is None else (*(move.source for move in moved.moves), *moved.consumed, *moved.kept)
         ledger = account_for_tensors(
             checkpoint,
-            self.given,
+            self.prepared,
             self.filling,
             used=used,
             part=part,
@@ -913,7 +913,7 @@ class ModelFillPlan(NamedTuple):
         common = None
         if rounded and skipped is None:
             filled = [self.skeleton[path] for path in self.values]
-            common, skipped = common_rounding(self.filling.moves, filled, merged=bool(self.given.rules))
+            common, skipped = common_rounding(self.filling.moves, filled, merged=bool(self.prepared.rules))
         missing = bool(self.report.missing)
         return ProofRequest(like, options.run_code, skipped, options.part, common, incomplete=missing)
 
@@ -970,8 +970,8 @@ class FillOptions:
     def matching(self) -> MatchOptions:
         """Return how layers are matched; raise UsageError for an invalid statement."""
         kinds, flatten, unflatten = (
-            [f"{name}={value}" for name, value in _items(each)]
-            for each in (self.kinds, self.flatten, self.unflatten)
+            [f"{name}={value}" for name, value in _items(statements)]
+            for statements in (self.kinds, self.flatten, self.unflatten)
         )
         return MatchOptions(
             layer_options.parse_layer_options(kinds, flatten, unflatten),
@@ -1061,7 +1061,7 @@ def load_into(
         met.filling.misfits,
         cast,
         not options.dry_run,
-        met.ledger.settle(evidence.unconverted_entries(checkpoint, source_names(met.given, met.filling))),
+        met.ledger.settle(evidence.unconverted_entries(checkpoint, source_names(met.prepared, met.filling))),
         met.ledger.left_out,
         proof,
     )
@@ -1182,7 +1182,7 @@ def _fill_without(
 def plan_fill(
     target: TargetModel | LiveModel,
     checkpoint: Checkpoint,
-    given: ModelSource,
+    inputs: ModelSource,
     matching: MatchOptions,
     like_source: ModelSpec | str | None,
     patterns: Sequence[str],
@@ -1193,29 +1193,29 @@ def plan_fill(
     Args:
         target: the model.
         checkpoint: what the source was read from.
-        given: the source: its tensors by name.
+        inputs: the source: its tensors by name.
         matching: what the user states about layers and pairs.
         like_source: the code of the source's model, which a call observes.
         patterns: patterns of names of source tensors that the user leaves out.
         part: the part of the checkpoint that is the source.
     """
     if like_source is not None:
-        given = observe_source(given, like_source, target.source_inputs(), matching.choices)
-    skeleton = target.skeleton(given.guessed(), given.framework)
+        inputs = observe_source(inputs, like_source, target.source_inputs(), matching.choices)
+    skeleton = target.skeleton(inputs.guessed(), inputs.framework)
     spare: tuple[str, ...] = ()
     try:
-        filling = _fill_without(given, skeleton, matching, patterns)
+        filling = _fill_without(inputs, skeleton, matching, patterns)
         if not filling.misfits:
-            source = TrialSource(checkpoint, given.framework, given.model_spec(like_source), part)
-            filling, spare = _decide_by_outputs(target, source, given, skeleton, matching, filling)
+            source = TrialSource(checkpoint, inputs.framework, inputs.model_spec(like_source), part)
+            filling, spare = _decide_by_outputs(target, source, inputs, skeleton, matching, filling)
     except CkpttoolError as error:
         raise error.located(file=error.file or checkpoint.path) from error.__cause__
     linked = set(skeleton.named()[1].values())
     # A tensor that no module holds by name cannot be filled.
     alone = tuple(path for path in target.tensors if path not in linked)
     filling = replace(filling, unfilled=(*filling.unfilled, *alone))
-    report = build_fill_report(given.ready, skeleton, filling)
-    return ModelFillPlan(target.title, given, skeleton, filling, report, spare=spare)
+    report = build_fill_report(inputs.ready, skeleton, filling)
+    return ModelFillPlan(target.title, inputs, skeleton, filling, report, spare=spare)
 
 
 def _decide_by_outputs(

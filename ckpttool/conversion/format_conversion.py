@@ -79,7 +79,7 @@ def convert_to_format(
         from ckpttool.conversion.filled_model import observed_options  # no other conversion needs its modules
 
         observed = observed_options(checkpoint, request)
-        request = request._replace(given=(*observed, *request.given))
+        request = request._replace(layer_options=(*observed, *request.layer_options))
     source_sidecar = read_verified_sidecar(checkpoint)
     own, notes = _apply_facts(source_sidecar, checkpoint, request, facts)
     own, more = _with_spaces(own, checkpoint, request, facts.env if facts else None)
@@ -383,19 +383,19 @@ class TargetWriter:
         if binding is None:
             own = receipt.with_policy_facts(self.checkpoint, new_sidecar, own, part=options.part)
             self.unproved = receipt.unplayable_note(own)
-        made = receipt.conversion_receipt(
+        output = receipt.conversion_receipt(
             self.checkpoint, self.plan, own, written, self.back, options.part, self.request.receipt()
         )
         if options.fold_normalizer:
-            recorded = {**made.provenance, "obs_norm": "given: folded into the first layers"}
-            made = replace(made, obs_norm=None, provenance=recorded)
-        made = _with_scores_of(made, self.request.kind.layout)
+            recorded = {**output.provenance, "obs_norm": "given: folded into the first layers"}
+            output = replace(output, obs_norm=None, provenance=recorded)
+        output = _with_scores_of(output, self.request.kind.layout)
         if options.code is not None:
             from ckpttool.conversion.target_code import format_code
 
-            self.code = format_code(self, made, (own.sha256, written.sha256), new_sidecar)
+            self.code = format_code(self, output, (own.sha256, written.sha256), new_sidecar)
         if not options.verify or binding is None:
-            return made
+            return output
         # Not a top-level import: most checkpoints that are no agents need it for nothing.
         from ckpttool.verification.output_comparison import (
             OutputMismatchError,
@@ -405,11 +405,11 @@ class TargetWriter:
 
         before = prepared_source_agent(self.checkpoint, self.plan.ready.tree, binding, own)
         try:
-            self.proof = verify_outputs(before, new_sidecar, self.target, made)
+            self.proof = verify_outputs(before, new_sidecar, self.target, output)
         except OutputMismatchError as error:
             self.proof, self.mismatch = error.proof, error
             raise
-        return replace(made, parity=self.proof.entry())
+        return replace(output, parity=self.proof.entry())
 
     def _statistics(self) -> list[Output]:
         """Return the statistics file that the target's library reads beside its own file, if any."""

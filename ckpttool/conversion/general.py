@@ -66,7 +66,7 @@ _NUMBERED = deferred.compile(r"layer_with_weights-(\d+)")
 
 def to_tensorflow(
     tree: Tree,
-    given: Sequence[LayerOption],
+    options: Sequence[LayerOption],
     settings: Settings,
     stated: Sequence[tuple[str, str]] = (),
     *,
@@ -81,7 +81,7 @@ def to_tensorflow(
 
     Args:
         tree: the source.
-        given: the user's statements about layers.
+        options: the user's statements about layers.
         settings: optimizer settings from the sidecar.
         stated: those of them (optimizer, setting) that a user gave.
         file: write for a Keras weights file.
@@ -91,7 +91,7 @@ def to_tensorflow(
     plain, sources, notes = _as_state_dicts(tree, strip=strip)
     described = describe_sources(tree, sources)
     stored = OptimizerSettings(settings, stated)
-    plan = _TensorFlowPlanner(plain, given, stored, described, file=file, graph=graph).plan()
+    plan = _TensorFlowPlanner(plain, options, stored, described, file=file, graph=graph).plan()
     source_paths = set(sources.values())
     left = tuple(path for path in tree if path not in source_paths)
     plan = relocate_sources(plan, sources)
@@ -100,14 +100,14 @@ def to_tensorflow(
 
 
 def to_torch(
-    tree: Tree, given: Sequence[LayerOption], settings: Settings, stated: Sequence[tuple[str, str]] = ()
+    tree: Tree, options: Sequence[LayerOption], settings: Settings, stated: Sequence[tuple[str, str]] = ()
 ) -> Plan:
     """Return the plan of a TensorFlow tree for a PyTorch file.
 
     Networks without other entries become one flat state_dict. With optimizers or other values, each
     network is a separate state_dict under its attribute name (`model` if the model is the root).
     """
-    return _TorchPlanner(tree, given, OptimizerSettings(settings, stated)).plan()
+    return _TorchPlanner(tree, options, OptimizerSettings(settings, stated)).plan()
 
 
 def to_objects(
@@ -327,7 +327,7 @@ class _TensorFlowPlanner(TorchStates):
     def __init__(
         self,
         tree: Tree,
-        given: Sequence[LayerOption],
+        options: Sequence[LayerOption],
         settings: OptimizerSettings,
         described: Mapping[Path, ModuleInfo],
         *,
@@ -339,7 +339,7 @@ class _TensorFlowPlanner(TorchStates):
         super().__init__(tree, settings)
         self.file = file
         state = frozenset(path for own in self.tops.values() for path in own)
-        placed = conversion_by_kinds.convert_to_tensorflow(tree, given, described)
+        placed = conversion_by_kinds.convert_to_tensorflow(tree, options, described)
         dicts = {move[0][:-1] for _, done, _ in placed.done for move in done.moves}
         self.networks = _TreeNetworks(tree, placed, state, lambda path: path[:-1] in dicts)
         if graph:
@@ -448,12 +448,12 @@ class _TensorFlowPlanner(TorchStates):
 class _TorchPlanner(KerasStates):
     """Plans one TensorFlow tree for PyTorch."""
 
-    def __init__(self, tree: Tree, given: Sequence[LayerOption], settings: OptimizerSettings) -> None:
+    def __init__(self, tree: Tree, options: Sequence[LayerOption], settings: OptimizerSettings) -> None:
         from ckpttool.mapping import conversion_by_kinds
 
         super().__init__(tree, settings)
         state = frozenset(path for own in self.stored.values() for path in own)
-        placed = conversion_by_kinds.convert_to_torch(tree, given)
+        placed = conversion_by_kinds.convert_to_torch(tree, options)
         # Names have no edges between a Keras model and its layers; layer numbers stay.
         placed = placed._replace(
             done=tuple(
@@ -493,7 +493,7 @@ class _TorchPlanner(KerasStates):
         nested = bool(self.tops) or any(str(path[-1].value) != _SAVES for path in values)
         containers: dict[Path, Container] = {(): _DICT if nested else _ORDERED}
         names = dict.fromkeys((*(name for _, name, _ in rows), *added))
-        paths = {name: self._place(name, nested=nested) for name in names}
+        paths = {name: self._target_path(name, nested=nested) for name in names}
         containers |= {path[:-1]: _ORDERED for path in paths.values() if len(path) > 1}
         moves = [Move(source, paths[name], rule) for source, name, rule in rows]
         moves += [
@@ -529,7 +529,7 @@ class _TorchPlanner(KerasStates):
         idle = (path for path in self.tree if path in self.idle)
         return self.networks.with_kept(replace(whole, containers=containers), idle)
 
-    def _place(self, name: Name, *, nested: bool) -> Path:
+    def _target_path(self, name: Name, *, nested: bool) -> Path:
         if not nested:
             return (key(".".join(name)),)
         if self.root:

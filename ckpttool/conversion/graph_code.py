@@ -282,9 +282,9 @@ class _GraphWriter:
 
     def _variable(self, name: str, otherwise: str) -> str:
         ends = (*self.graph.inputs, *self.graph.outputs)
-        word = re.sub(r"[\W_]+", "_", name).strip("_") if any(name == each.name for each in ends) else name
-        taken = {*_USED, *self.language.helpers, *self.names.values()}
-        usable = is_word(word) and word.isascii() and word not in taken
+        word = re.sub(r"[\W_]+", "_", name).strip("_") if any(name == item.name for item in ends) else name
+        used = {*_USED, *self.language.helpers, *self.names.values()}
+        usable = is_word(word) and word.isascii() and word not in used
         self.names[name] = word if usable and not re.fullmatch(r"[vx]\d+", word) else otherwise
         return self.names[name]
 
@@ -330,7 +330,7 @@ class _GraphWriter:
         parts: list[_StoredPart] = []
         paths = [(move, self.plan.paths.get(move.target, move.target)) for move in moves]
         # A Keras file has one of the names of a shared tensor; parts that are missing are refused below.
-        for move, path in [each for each in paths if each[1] in self.plan.written] or paths:
+        for move, path in [path for path in paths if path[1] in self.plan.written] or paths:
             source = self.plan.tree[move.source]
             stored = move.rule.leaf(source)
             if path not in self.plan.written or not isinstance(stored, Leaf):

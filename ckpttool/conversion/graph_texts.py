@@ -225,7 +225,7 @@ _AS_TORCH = {"split": "tensor_split", "transpose": "permute"}
 def _in_torch(text: str) -> str:
     """Return a function of keras.ops in the words of PyTorch."""
     text = text.replace("ops.shape(x)", "x.shape")
-    return re.sub(r"\bops\.(\w+)", lambda each: f"torch.{_AS_TORCH.get(each[1], each[1])}", text)
+    return re.sub(r"\bops\.(\w+)", lambda match: f"torch.{_AS_TORCH.get(match[1], match[1])}", text)
 
 
 ONE_HOT = """

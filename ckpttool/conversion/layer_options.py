@@ -34,10 +34,10 @@ def parse_layer_options(
     return (*_parse_kinds(kinds), *shapes)
 
 
-def format_layer_options(given: Sequence[LayerOption]) -> tuple[list[str], list[str], list[str]]:
+def format_layer_options(options: Sequence[LayerOption]) -> tuple[list[str], list[str], list[str]]:
     """Return the values of --kind, --flatten and --unflatten that express these choices."""
     kinds, flatten, unflatten = [], [], []
-    for choice_ in given:
+    for choice_ in options:
         facts = choice_.facts
         if choice_.kind is not None:
             number = "" if facts.number is None else f":{facts.number}"
@@ -51,12 +51,12 @@ def format_layer_options(given: Sequence[LayerOption]) -> tuple[list[str], list[
     return kinds, flatten, unflatten
 
 
-def describe_layer_options(seen: Sequence[LayerOption]) -> Iterator[str]:
+def describe_layer_options(options: Sequence[LayerOption]) -> Iterator[str]:
     """Yield the note on the options that a call of the source's model stands for."""
     words = ("--kind", "--flatten", "--unflatten")
     texts = [
         f"{word} {value!r}"
-        for word, values in zip(words, format_layer_options(seen), strict=True)
+        for word, values in zip(words, format_layer_options(options), strict=True)
         for value in values
     ]
     if texts:

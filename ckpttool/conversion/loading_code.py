@@ -96,7 +96,7 @@ def _torch(target: str, tree: Tree, *, foreign: bool) -> tuple[str, ...]:
 def _shared_prefixes(modules: list[str]) -> str:
     """Return the objects above all modules, with a trailing dot: `model.` for model.fc1, model.fc2."""
     columns = zip(*(name.split(".")[:-1] for name in modules), strict=False)
-    return "".join(f"{names[0]}." for names in itertools.takewhile(lambda each: len({*each}) == 1, columns))
+    return "".join(f"{names[0]}." for names in itertools.takewhile(lambda name: len({*name}) == 1, columns))
 
 
 def _find_state_dicts(tree: Tree) -> tuple[list[Path], list[Path], set[Path]]:

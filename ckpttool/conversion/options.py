@@ -245,15 +245,15 @@ def _given_options(options: ConversionOptions, name: str) -> Iterator[str]:
 class ConversionRequest(NamedTuple):
     """Target kind and options of a conversion, with option texts parsed.
 
-    `rules` are the user's own, `stated` and `given` the settings stated for optimizers and layers. With
-    `no_optimizers` the state of optimizers is left out.
+    `rules` are the user's own, `stated` and `layer_options` the settings stated for optimizers and layers.
+    With `no_optimizers` the state of optimizers is left out.
     """
 
     kind: TargetKind
     options: ConversionOptions = ConversionOptions()
     rules: RuleFile | None = None
     stated: OptimizerOptions = NO_OPTIMIZER_OPTIONS
-    given: Sequence[LayerOption] = ()
+    layer_options: Sequence[LayerOption] = ()
     no_optimizers: bool = False
 
     @property
@@ -282,11 +282,11 @@ class ConversionRequest(NamedTuple):
     @property
     def plain(self) -> bool:
         """Return whether no option controls the mapping."""
-        return not (self.options.layout or self.rules or any(self.stated) or self.given)
+        return not (self.options.layout or self.rules or any(self.stated) or self.layer_options)
 
     def receipt(self) -> dict[str, str | bool | list[str]]:
         """Return the options that determine the target's contents; `part` and stated facts are separate."""
-        kinds, flatten, unflatten = format_layer_options(self.given)
+        kinds, flatten, unflatten = format_layer_options(self.layer_options)
         contents = {
             "layout": self.options.layout,
             "weights": self.options.weights,

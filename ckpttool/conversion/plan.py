@@ -517,20 +517,20 @@ class _Planner:
         if self.folds and (binding is None or binding.layout == NO_LAYOUT):
             raise UsageError("--fold-normalizer needs an agent that a layout recognises", file=file)
         kept = self._is_kept()
-        if request.given and kept:
+        if request.layer_options and kept:
             raise self._no_layers_to_map("is copied unchanged")
         if kept:
             return self._copy()
         if binding is None:
             return _Choice(self._by_parts())
-        return self._by_stated_layers(binding) if request.given else self._by_layout(binding)
+        return self._by_stated_layers(binding) if request.layer_options else self._by_layout(binding)
 
     def _by_stated_layers(self, binding: RecognizedAgent) -> _Choice:
         """Return the plan part by part, with the user's layers, of an agent that its layout does not map.
 
         Raise UsageError if the layout decides how all layers are mapped.
         """
-        own = replace(self, request=self.request._replace(given=()))
+        own = replace(self, request=self.request._replace(layer_options=()))
         complete = self.request.options.layout is not None or self.kind.agent or self.folds
         if not complete:
             with contextlib.suppress(MappingError, UnsupportedError):
@@ -615,7 +615,7 @@ class _Planner:
         except CkpttoolError as error:
             raise error.located(file=error.file or file) from error.__cause__
         if self.framework != TENSORFLOW:
-            if request.given:
+            if request.layer_options:
                 raise UsageError(
                     "--kind and --flatten set how layers are mapped, but these layers are copied unchanged"
                 )
@@ -626,7 +626,9 @@ class _Planner:
             sources=onnx_policies.map_weight_constants(first),
             unknown=False,
         )
-        inner = replace(self, tree=layers, request=request._replace(given=(*request.given, *choices)))
+        inner = replace(
+            self, tree=layers, request=request._replace(layer_options=(*request.layer_options, *choices))
+        )
         return compose_plans(first, inner._by_parts())
 
     def _by_layout(self, binding: RecognizedAgent) -> _Choice:
@@ -721,7 +723,7 @@ class _Planner:
         from ckpttool.mapping import orientation
 
         request, tree = self.request, self.tree
-        statements, stated = request.given, request.stated.settings()
+        statements, stated = request.layer_options, request.stated.settings()
         framework = self.framework
         other_framework, stated_axes = (
             "torch" if framework == TENSORFLOW else TENSORFLOW,
@@ -765,7 +767,7 @@ class _Planner:
             make = (
                 conversion_by_kinds.plan_to_tensorflow if to_tensorflow else conversion_by_kinds.plan_to_torch
             )
-            more = make(rest, self.request.given)
+            more = make(rest, self.request.layer_options)
             if not more.moves and not more.notes:
                 target_framework = "torch" if to_tensorflow else TENSORFLOW
                 raise restore.no_layers_error(rest, target_framework).located(file=self.checkpoint.path)

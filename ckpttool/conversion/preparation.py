@@ -40,7 +40,7 @@ class PreparedTree(NamedTuple):
 
 
 def prepare_tree(
-    whole: Tree, tree: Tree, part: str | None, wanted: PreparationOptions, known: Sidecar | None
+    whole: Tree, tree: Tree, part: str | None, options: PreparationOptions, known: Sidecar | None
 ) -> PreparedTree:
     """Return a tree prepared for mapping; raise UsageError when names cannot be restored.
 
@@ -48,16 +48,16 @@ def prepare_tree(
         whole: the checkpoint's tree.
         tree: what is converted of it.
         part: the path of that part; its names continue those above it.
-        wanted: which names and weights are changed before the mapping.
+        options: which names and weights are changed before the mapping.
         known: the sidecar, which records what an earlier conversion removed from names.
     """
     names = full_names(tree, part)
     done = PreparedTree(tree, names, {}, stripped=_recorded_wrappers(known) if part is None else None)
-    if wanted.restore:
+    if options.restore:
         done = _restore_wrappers(done, part, known)
-    if wanted.strip:
+    if options.strip:
         done = _strip_wrappers(done, lightning=part is not None and wrappers.is_lightning_state(whole, part))
-    return _fold_weight_norm(done) if wanted.fold else done
+    return _fold_weight_norm(done) if options.fold else done
 
 
 def _recorded_wrappers(known: Sidecar | None) -> tuple[Mapping[str, object], ...] | None:

@@ -42,7 +42,7 @@ class LeafChecksums:
         self._same = {p: leaf.source for p, leaf in tree.tensors() if isinstance(leaf.source, TeeSource)}
         done = 0
 
-        def seen(path: Path, data: Buffer, running: _RunningChecksums | None) -> None:
+        def observed(path: Path, data: Buffer, running: _RunningChecksums | None) -> None:
             nonlocal done
             nbytes = len(data)
             work = partial(self._note, path, data) if running is None else partial(running.update, data)
@@ -57,7 +57,7 @@ class LeafChecksums:
             self._lane.do(partial(self._keep, path, running))
 
         watched = {
-            path: replace(leaf, source=_ReadbackSource(leaf.source, path, seen, finish))
+            path: replace(leaf, source=_ReadbackSource(leaf.source, path, observed, finish))
             if isinstance(leaf, Leaf)
             else leaf
             for path, leaf in tree.items()
@@ -150,18 +150,18 @@ def _readback_error(path: Path) -> FormatError:
 
 @dataclass(frozen=True, slots=True)
 class _ReadbackSource:
-    """A source that reports to `seen` the data read from it, and to `finish` the end of its pieces."""
+    """A source that reports to `record` the data read from it, and to `finish` the end of its pieces."""
 
     base: Source
     path: Path
-    seen: Callable[[Path, Buffer, _RunningChecksums | None], None]
+    record: Callable[[Path, Buffer, _RunningChecksums | None], None]
     finish: Callable[[Path, _RunningChecksums], None]
 
     def read(self) -> Buffer:
         """Return the base source's bytes."""
         with self._located():
             data = self.base.read()
-        self.seen(self.path, data, None)
+        self.record(self.path, data, None)
         return data
 
     def pieces(self, *, verify: bool = True) -> Iterator[Buffer]:
@@ -175,7 +175,7 @@ class _ReadbackSource:
                 break
             if verify:
                 piece = bytes(piece)
-                self.seen(self.path, piece, running)
+                self.record(self.path, piece, running)
             yield piece
         if verify:
             self.finish(self.path, running)

@@ -198,7 +198,7 @@ def _has_same_numbers(one: Tree, other: Tree) -> bool:
 
 def conversion_receipt(
     checkpoint: Checkpoint,
-    made: ConversionPlan,
+    plan: ConversionPlan,
     own: VerifiedSidecar,
     written: Digest,
     undone: ReverseRecord,
@@ -209,27 +209,27 @@ def conversion_receipt(
 
     Args:
         checkpoint: the source.
-        made: the plan of its conversion.
+        plan: the plan of its conversion.
         own: the source's sidecar.
         written: the target's digest.
         undone: what the reverse conversion restores.
         part: the path of the converted part.
         options: the conversion's options, with which `verify --all` plans it again.
     """
-    binding, report = made.binding, made.report
+    binding, report = plan.binding, plan.report
     base = own.sidecar or Sidecar("")
     if binding is not None:
-        read = restore.read_metadata(binding, select_network_leaves(made.ready.tree, binding))
+        read = restore.read_metadata(binding, select_network_leaves(plan.ready.tree, binding))
         base = restore.without_statistics(binding, restore.merge_metadata(own.sidecar, read))
         base = _with_refusals(base, checkpoint, binding)
-    if made.settings is not None:
+    if plan.settings is not None:
         provenance = {name: origin for name, origin in base.provenance.items() if name != "optimizers"}
-        if made.settings:
+        if plan.settings:
             provenance["optimizers"] = f"read from {os.path.basename(checkpoint.path)}"
-        base = replace(base, optimizers=made.settings or None, provenance=provenance)
+        base = replace(base, optimizers=plan.settings or None, provenance=provenance)
     return replace(
         base,
-        provenance={**base.provenance, **made.origins},
+        provenance={**base.provenance, **plan.origins},
         target_sha256=written.sha256,
         source={
             **describe_source(checkpoint, binding, own.sha256, **_source_details(own, binding, part)),
@@ -237,11 +237,11 @@ def conversion_receipt(
         },
         rules=receipt_rules(report),
         assumed=report.assumed,
-        objects=made.objects,
-        stripped=made.ready.stripped,
+        objects=plan.objects,
+        stripped=plan.ready.stripped,
         parity=None,
         verification=None,
-        residue=tuple(_residue_entries(made, (*report.unused, *made.kept))),
+        residue=tuple(_residue_entries(plan, (*report.unused, *plan.kept))),
         undo=undone.record,
     )
 

@@ -62,11 +62,11 @@ class ReverseRecord:
         if not self.kept:
             return []
         writer = cast(WritingFormat, plugins.find("formats", _FORMAT).load())
-        taken = LeafChecksums(lane)
-        (piece,) = writer.pieces(taken.watch(self.kept))
+        checksums = LeafChecksums(lane)
+        (piece,) = writer.pieces(checksums.watch(self.kept))
 
         def check(temporary: str) -> None:
-            self._sha256 = taken.compared(writer.read(temporary)).sha256
+            self._sha256 = checksums.compared(writer.read(temporary)).sha256
 
         nbytes = sum(leaf.nbytes for _, leaf in self.kept.tensors())
         return [Output(residue_path(target), piece.write, check, nbytes=nbytes, follows=True)]

@@ -302,9 +302,9 @@ def _bound_memory() -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (nbytes, most))
 
 
-def put_object(store: WritableStore, place: str, data: bytes) -> None:
+def put_object(store: WritableStore, key: str, data: bytes) -> None:
     """Write a small object."""
-    with store.upload(place, len(data)) as stream:
+    with store.upload(key, len(data)) as stream:
         stream.write(data)
 
 

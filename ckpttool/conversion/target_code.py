@@ -108,7 +108,7 @@ def _agent_code(
         )
     known = {entry.value for entry in agent.ledger}
     more = (
-        each for each in writer.ledger if each.open or (each.use == "assumed" and each.value not in known)
+        item for item in writer.ledger if item.open or (item.use == "assumed" and item.value not in known)
     )
     ledger = sidecar.merge_entries(agent.ledger, more)
     return write_code(replace(agent, checkpoint=file, ledger=ledger), writer.request.kind, source, digests)

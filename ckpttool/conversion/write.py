@@ -221,14 +221,14 @@ def write_checkpoint(
             checkpoint, hashes, outputs = shards.complete_shards(write, folder, lane)
             result.append((combine_digests(checkpoint, hashes), keep_network_reads(checkpoint)))
         else:
-            taken = LeafChecksums(lane)
+            checksums = LeafChecksums(lane)
 
             def check(temporary: str) -> None:
                 location = writer.claims(Probe(temporary))
                 reads = keep_network_reads(writer.read(temporary if location is None else location))
-                result.append((taken.compared(reads), reads))
+                result.append((checksums.compared(reads), reads))
 
-            pieces = writer.pieces(taken.watch(stored, how.progress), **options, **between)
+            pieces = writer.pieces(checksums.watch(stored, how.progress), **options, **between)
             outputs = _target_outputs(target.removesuffix(kind.ending), pieces, stored, check)
             _require_free_names(target, kind, writer, outputs, how)
         beside = [] if others is None else list(others(stored_paths(tree, stored), lane))
