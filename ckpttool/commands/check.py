@@ -174,7 +174,7 @@ def _check_all(
 ) -> CheckResult:
     collected = collect_candidates(paths)
     ordered = collected.ordered()
-    found: list[tuple[CheckCandidate, CheckpointVerdict]] = []
+    checked_candidates: list[tuple[CheckCandidate, CheckpointVerdict]] = []
     judged_files = _JudgedFiles()
     with contextlib.closing(_judge_ahead(ordered, check_options, *spread)) as judged:
         for number, (item, known) in enumerate(zip(ordered, judged, strict=True)):
@@ -184,22 +184,26 @@ def _check_all(
                     verdicts = [(one, _judge_candidate(one, check_options)) for one in collected.settle(item)]
                 for one, judgement in verdicts:
                     if judgement is not None:
-                        found.append((one, judgement[0]))
+                        checked_candidates.append((one, judgement[0]))
                         judged_files.add(judgement[1])
             progress(number + 1, len(ordered))
-    failed = {file_identity(candidate.path) for candidate, checked in found if checked.error is not None}
+    failed = {
+        file_identity(candidate.path)
+        for candidate, checked in checked_candidates
+        if checked.error is not None
+    }
     for path, location in collected.parts.items():
         wrong = (
             None if judged_files.has(path) or file_identity(location) in failed else describe_stray_file(path)
         )
         if wrong is not None:
-            found.append((collected.beside(path, location), _unused_file_verdict(path, *wrong)))
-    found.sort(key=lambda pair: pair[0].order)
+            checked_candidates.append((collected.beside(path, location), _unused_file_verdict(path, *wrong)))
+    checked_candidates.sort(key=lambda pair: pair[0].order)
     skipped = (name for name in collected.skipped if not judged_files.has(name))
     unchecked = (
         UncheckedFile(*item) for item in collected.unchecked.items() if not judged_files.has(item[0])
     )
-    return CheckResult(tuple(checked for _, checked in found), tuple(skipped), tuple(unchecked))
+    return CheckResult(tuple(checked for _, checked in checked_candidates), tuple(skipped), tuple(unchecked))
 
 
 _TOGETHER = 8  # checkpoints of one task of a process
@@ -230,12 +234,12 @@ class _CheckTask(NamedTuple):
     """Candidates for another process."""
 
     candidates: Sequence[CheckCandidate]
-    wanted: CheckOptions
+    options: CheckOptions
 
     def run(self) -> list[_Judged | None]:
         """Return the verdict on each."""
-        with code_references.allowing(self.wanted.allowed):
-            return [_judge_candidate(candidate, self.wanted) for candidate in self.candidates]
+        with code_references.allowing(self.options.allowed):
+            return [_judge_candidate(candidate, self.options) for candidate in self.candidates]
 
     def single(self) -> list[_CheckTask]:
         """Return a task for each candidate."""
@@ -280,24 +284,24 @@ def _judge_candidate(candidate: CheckCandidate, check_options: CheckOptions) -> 
     None for a pending one that is no checkpoint by itself.
     """
     with one_checkpoint():
-        each = candidate.locate()
-        return None if each is None else _judge_located(each, check_options)
+        located = candidate.locate()
+        return None if located is None else _judge_located(located, check_options)
 
 
-def _judge_located(each: CheckCandidate, wanted: CheckOptions) -> _Judged:
-    name = urls.display_url(each.path)
-    if each.error is not None or each.location is None:
-        findings = _code_findings(each.code_references)
-        return CheckpointVerdict(name, findings=findings, error=each.error, file=each.path), ()
-    found: list[Finding] = []
+def _judge_located(candidate: CheckCandidate, options: CheckOptions) -> _Judged:
+    name = urls.display_url(candidate.path)
+    if candidate.error is not None or candidate.location is None:
+        findings = _code_findings(candidate.code_references)
+        return CheckpointVerdict(name, findings=findings, error=candidate.error, file=candidate.path), ()
+    all_findings: list[Finding] = []
     try:
-        checkpoint = detect.read_location(each.location)
-        layout = _judge(checkpoint, wanted, found)
+        checkpoint = detect.read_location(candidate.location)
+        layout = _judge(checkpoint, options, all_findings)
     except CkpttoolError as error:
-        reason = error.located(file=each.path)
+        reason = error.located(file=candidate.path)
     except Exception as error:  # noqa: BLE001  # the other files are to be judged whatever this one does
         fault = CkpttoolError(f"unexpected {type(error).__name__}: {error}")
-        reason = (from_system_error(error) or fault).located(file=each.path)
+        reason = (from_system_error(error) or fault).located(file=candidate.path)
     else:
         tensors = sum(1 for _ in checkpoint.tree.tensors())
         verdict = CheckpointVerdict(
@@ -305,15 +309,15 @@ def _judge_located(each: CheckCandidate, wanted: CheckOptions) -> _Judged:
             checkpoint.format,
             layout,
             tensors,
-            tuple(found),
+            tuple(all_findings),
             file=_representative_file(checkpoint),
         )
         return verdict, tuple(file_identity(file.path) for file in checkpoint.files)
-    kept = tuple(found) or (
-        *_code_findings(find_unclaimed_code(each.path)),
-        *unjudged_findings(find_other_formats(each)),
+    kept = tuple(all_findings) or (
+        *_code_findings(find_unclaimed_code(candidate.path)),
+        *unjudged_findings(find_other_formats(candidate)),
     )
-    return CheckpointVerdict(name, findings=kept, error=reason, file=each.path), ()
+    return CheckpointVerdict(name, findings=kept, error=reason, file=candidate.path), ()
 
 
 def _representative_file(checkpoint: Checkpoint) -> str:

@@ -58,8 +58,8 @@ class Diff:
     @property
     def resized(self) -> bool:
         """Return whether any weight has another shape."""
-        weights = (each.left for each in self.changed if each.what == "shape")
-        return any(isinstance(each, Leaf) and each.role == "parameter" for each in weights)
+        weights = (change.left for change in self.changed if change.what == "shape")
+        return any(isinstance(weight, Leaf) and weight.role == "parameter" for weight in weights)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -69,10 +69,10 @@ class Diff:
             "by": self.by,
             "identical": self.identical,
             "equal": self.equal,
-            "changed": [each.document() for each in self.changed],
+            "changed": [entry.document() for entry in self.changed],
             "only_left": list(self.only_left),
             "only_right": list(self.only_right),
-            "declared": [each.document() for each in self.declared],
+            "declared": [entry.document() for entry in self.declared],
             "notes": list(self.notes),
         }
 
@@ -136,7 +136,7 @@ def align(
 
 
 def compare_alignment(
-    found: CheckpointAlignment,
+    alignment: CheckpointAlignment,
     sort: str = "abs",
     progress: Progress = ignore_progress,
     jobs: int | None = None,
@@ -147,7 +147,7 @@ def compare_alignment(
     Raise UsageError for an unknown `sort`.
 
     Args:
-        found: the pairs.
+        alignment: the pairs.
         sort: the measure by which changed entries are ordered, largest first.
         progress: called with the bytes read so far, and all.
         jobs: processes that read.
@@ -155,22 +155,22 @@ def compare_alignment(
     """
     if sort not in get_args(Sort):
         raise UsageError(f"unknown sort key {sort!r}", hint=suggest_choice(sort, get_args(Sort)))
-    changed = tuple(found.changes(progress, jobs, ray))
-    notes = found.notes
-    if found.by == "agent" and changed:
+    changed = tuple(alignment.changes(progress, jobs, ray))
+    notes = alignment.notes
+    if alignment.by == "agent" and changed:
         notes = (*notes, "paths and indices refer to the canonical agent: dense kernels are [in, out]")
-    both = sum(isinstance(found.left[name], Leaf) for name in found.both)
-    first, second = found.checkpoints
+    both = sum(isinstance(alignment.left[name], Leaf) for name in alignment.both)
+    first, second = alignment.checkpoints
     return Diff(
         urls.display_url(first.path),
         urls.display_url(second.path),
         (first.format, second.format),
-        found.layouts,
-        found.by,
+        alignment.layouts,
+        alignment.by,
         both - sum(isinstance(entry.left, Leaf) for entry in changed),
         tuple(sorted(changed, key=lambda entry: entry.distance(cast(Sort, sort)), reverse=True)),
-        found.only_left,
-        found.only_right,
+        alignment.only_left,
+        alignment.only_right,
         notes,
-        found.declared,
+        alignment.declared,
     )

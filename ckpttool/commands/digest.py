@@ -23,16 +23,16 @@ class DigestComparison(NamedTuple):
     only_saved: tuple[str, ...] = ()
 
 
-def filter_digest(found: Digest, glob: str | None) -> Digest:
+def filter_digest(digest: Digest, glob: str | None) -> Digest:
     """Return the digest with only the tensors whose path matches; `sha256` still covers the whole checkpoint.
 
     Raise UsageError for a `glob` without a match.
     """
     keep = compile_glob(glob)
-    kept = tuple(tensor for tensor in found.tensors if keep(tensor.path))
+    kept = tuple(tensor for tensor in digest.tensors if keep(tensor.path))
     if glob is not None and not kept:
-        raise no_match_error(glob, [tensor.path for tensor in found.tensors], found.path)
-    return replace(found, tensors=kept)
+        raise no_match_error(glob, [tensor.path for tensor in digest.tensors], digest.path)
+    return replace(digest, tensors=kept)
 
 
 def digest(
@@ -63,7 +63,7 @@ def digest(
     return combine_digests(checkpoint, dict(zip(tensors, hashes, strict=True)))
 
 
-def compare_with_saved(found: Digest, saved_file: str) -> DigestComparison:
+def compare_with_saved(digest: Digest, saved_file: str) -> DigestComparison:
     """Compare with a digest saved by `digest --json`, or with the target digest in a sidecar."""
     if not os.path.isfile(saved_file):
         hint = "write it by ckpttool digest PATH --json > saved.json"
@@ -74,14 +74,14 @@ def compare_with_saved(found: Digest, saved_file: str) -> DigestComparison:
         error.hint = error.hint or "write it by ckpttool digest PATH --json > saved.json"
         raise
     if "target_sha256" in saved:
-        equal = saved["target_sha256"] == found.sha256
+        equal = saved["target_sha256"] == digest.sha256
         return DigestComparison(equal, () if equal else ("the whole checkpoint",))
     try:
         saved_entries = {t["key"]: (t["dtype"], tuple(t["shape"]), t["sha256"]) for t in saved["tensors"]}
     except (KeyError, TypeError) as error:
         raise FormatError("the file is neither a saved digest nor a sidecar", file=saved_file) from error
-    entries = {t.key: (t.dtype, t.shape, t.sha256) for t in found.tensors}
+    entries = {t.key: (t.dtype, t.shape, t.sha256) for t in digest.tensors}
     different = tuple(k for k in entries if k in saved_entries and entries[k] != saved_entries[k])
     only_here = tuple(k for k in entries if k not in saved_entries)
     only_saved = tuple(k for k in saved_entries if k not in entries)
-    return DigestComparison(saved.get("sha256") == found.sha256, different, only_here, only_saved)
+    return DigestComparison(saved.get("sha256") == digest.sha256, different, only_here, only_saved)

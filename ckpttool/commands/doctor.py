@@ -93,12 +93,12 @@ def _restore_findings(
             return
     owner = "torch" if target.framework == "torch" else "tensorflow"
     foreign = owner != plugins.find("formats", checkpoint.format).load().FRAMEWORK
-    found = live.audit(target.model, None if foreign else tree)
-    for row in found.unsaved[:_MODEL_MAX_SHOWN]:
+    audit = live.audit(target.model, None if foreign else tree)
+    for row in audit.unsaved[:_MODEL_MAX_SHOWN]:
         yield Finding("model", f"saving {met.model} would leave out {display(row.path)}: {row.reason}")
-    for path, reason in list(found.refused.items())[:_MODEL_MAX_SHOWN]:
+    for path, reason in list(audit.refused.items())[:_MODEL_MAX_SHOWN]:
         yield Finding("model", f"{display(path)} cannot be saved: {reason}")
-    left = [display(path) for path in found.unfilled]
+    left = [display(path) for path in audit.unfilled]
     if left and not met.filling.unfilled:
         as_is = format_count(len(left), "variable unchanged", "variables unchanged")
         sentence = f"restoring by name would leave {as_is}: {abbreviate_list(left, _MODEL_MAX_SHOWN)}"

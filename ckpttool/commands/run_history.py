@@ -332,14 +332,14 @@ def _read_column(
                 recorder.checkpoint, binding, glob, progress, observe=drift.add, histograms=False
             )
             sha256 = recorder.digest().sha256
-        found = examine_agent(checkpoint, binding, values, sha256)
+        examined = examine_agent(checkpoint, binding, values, sha256)
     except CkpttoolError as error:
         if is_system_error(error):
             raise
         return MemberColumn(None, {}, error=error), {}
     compared = None if drift.before is None else drift.before[0]
     layers = drift.finish()
-    column = MemberColumn(compared, layers, sha256, found.findings, checkpoint.files, found.notes)
+    column = MemberColumn(compared, layers, sha256, examined.findings, checkpoint.files, examined.notes)
     return column, drift.values
 
 

@@ -239,10 +239,10 @@ def sweep(
                     interrupted = True
                     break
         except KeyboardInterrupt:
-            if not run.found:
+            if not run.results:
                 raise
             interrupted = True
-        if not (interrupted or run.found or run.failed):
+        if not (interrupted or run.results or run.failed):
             first = next((entry.path for entry in requested), None)
             if len(requested) == 1:  # restoring it as if it was named raises the reason
                 run.jobs.job(0, replace(requested[0], named=True))
@@ -269,7 +269,7 @@ class _SweepState:
     ) -> None:
         self.requested, self.how, self.kept, self.progress = requested, how, kept, progress
         self.jobs = jobs
-        self.found: dict[int, Evaluation] = {}
+        self.results: dict[int, Evaluation] = {}
         self.steps: dict[int, Mapping[str, int]] = {}
         self.failed: dict[int, CkpttoolError] = {}
         self.passed: list[str] = []
@@ -319,7 +319,7 @@ class _SweepState:
     def within(self, done: int, total: int, steps: int | None = None) -> None:  # noqa: ARG002 - Progress's
         """Report overall progress, from the progress of the batch being played."""
         every = len(self.requested) * self.how.episodes
-        before = (len(self.found) + len(self.failed) + len(self.passed)) * self.how.episodes
+        before = (len(self.results) + len(self.failed) + len(self.passed)) * self.how.episodes
         self.progress(min(before + done, every), every, None if steps is None else self._played + steps)
 
     def take(self, batch: EvaluationBatch, results: BatchResult) -> None:
@@ -331,8 +331,8 @@ class _SweepState:
                 result = job.version_error(result)
             if isinstance(result, CkpttoolError):
                 self.failed[job.number] = result
-            elif result is not None and job.number not in self.found:
-                self.found[job.number] = result
+            elif result is not None and job.number not in self.results:
+                self.results[job.number] = result
                 self._played += result.rollout.steps
                 if not result.rollout.interrupted:
                     finished.append((job.key, job.steps, result))
@@ -342,11 +342,11 @@ class _SweepState:
 
     def result(self, *, interrupted: bool) -> Sweep:
         """Return the record of all results."""
-        numbers = sorted(self.found)
+        numbers = sorted(self.results)
         source = training_counters.most_common_source([self.steps[number] for number in numbers])
         scored = tuple(
             ScoredCheckpoint(
-                replace(self.found[n], options=self.jobs.options),
+                replace(self.results[n], options=self.jobs.options),
                 self.steps[n].get(source) if source is not None else None,
                 self.steps[n],
             )
@@ -383,7 +383,9 @@ class _SweepState:
             if known is None:
                 missing += 1
                 continue
-            self.found[job.number] = replace(known, checkpoint=job.agent.checkpoint, ledger=job.agent.ledger)
+            self.results[job.number] = replace(
+                known, checkpoint=job.agent.checkpoint, ledger=job.agent.ledger
+            )
             self.resumed += 1
         if missing:
             number = jobs[0].number
