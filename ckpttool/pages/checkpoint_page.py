@@ -223,7 +223,10 @@ class TensorReadings:
 
 
 def tree_rows(
-    found: CheckpointSummary, known: TensorReadings, marks: Mapping[str, int], above: tuple[int, int] = (0, 0)
+    result: CheckpointSummary,
+    known: TensorReadings,
+    marks: Mapping[str, int],
+    above: tuple[int, int] = (0, 0),
 ) -> Iterator[dict[str, Any]]:
     """Yield an object for each row, a module before its entries; `level` is the depth.
 
@@ -231,11 +234,11 @@ def tree_rows(
     before these. Empty values are omitted, because most are empty in most rows.
     """
     slots: dict[str, list[str]] = {}
-    for row in found.tensors:
+    for row in result.tensors:
         if row.of is not None and row.leaf.role == "slot":
             slots.setdefault(row.of, []).append(row.path)
-    numbers = {row.path: number for number, row in enumerate(found.tensors, above[1])}
-    waiting = _module_entries(found.modules[0], above[0]) if found.modules else []
+    numbers = {row.path: number for number, row in enumerate(result.tensors, above[1])}
+    waiting = _module_entries(result.modules[0], above[0]) if result.modules else []
     while waiting:
         level, shown, entry = waiting.pop()
         if isinstance(entry, ModuleSummary):
@@ -313,9 +316,9 @@ def _tensor_row(
     )  # fmt: skip
 
 
-def format_moments(found: Moments) -> dict[str, Any]:
+def format_moments(moments: Moments) -> dict[str, Any]:
     """Return a tensor's moments, rounded to six significant digits; whole numbers keep all digits."""
-    document = found.document()
+    document = moments.document()
     document.update({name: _round(document[name]) for name in _NUMBERS if isinstance(document[name], float)})
     return {key: value for key, value in document.items() if value != 0 or key in _NUMBERS}
 
@@ -387,29 +390,29 @@ class SlotComparison:
     norms: tuple[str, str]
 
 
-def compare_section(found: Diff, summary: CheckpointSummary, pictures: HeatMapBuffer) -> ComparisonSection:
+def compare_section(diff: Diff, summary: CheckpointSummary, pictures: HeatMapBuffer) -> ComparisonSection:
     """Return the section on differences; tensors with pictures are read again, one at a time."""
-    places = _paths_by_canonical(found, summary)
-    marks = {path: ONLY_LEFT for name in found.only_left for path in places.get(name, (name,))}
+    places = _paths_by_canonical(diff, summary)
+    marks = {path: ONLY_LEFT for name in diff.only_left for path in places.get(name, (name,))}
     changes = []
-    for number, change in enumerate(found.changed):
+    for number, change in enumerate(diff.changed):
         marks.update(dict.fromkeys(places.get(change.path, (change.path,)), number))
         changes.append({**_change_object(change), **_compare_values(change, pictures, number)})
     left, right = (
-        tuple(format_path(name) for name in names[:ALONE]) for names in (found.only_left, found.only_right)
+        tuple(format_path(name) for name in names[:ALONE]) for names in (diff.only_left, diff.only_right)
     )
-    return ComparisonSection(found, changes, marks, (left, right), tuple(_compare_slots(found, changes)))
+    return ComparisonSection(diff, changes, marks, (left, right), tuple(_compare_slots(diff, changes)))
 
 
 def rows_only_right(
-    found: Diff, summary: CheckpointSummary, pictures: HeatMapBuffer, tensors: int
+    diff: Diff, summary: CheckpointSummary, pictures: HeatMapBuffer, tensors: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of entries that only the second checkpoint has, after `tensors` ones of the first.
 
     `summary` lists the second checkpoint; one tensor at a time is in memory.
     """
-    places = _paths_by_canonical(found, summary)
-    paths = {path for name in found.only_right for path in places.get(name, (name,))}
+    places = _paths_by_canonical(diff, summary)
+    paths = {path for name in diff.only_right for path in places.get(name, (name,))}
     rows = tuple(row for row in summary.tensors if row.path in paths)
     values = tuple(row for row in summary.values if row.path in paths)
     if not rows and not values:
@@ -593,19 +596,19 @@ def read_conversion(file: str, sha256: str) -> ConversionSection:
     return _build_conversion(record["mapped"], record, source=source, unmapped=unmapped, belongs=belongs)
 
 
-def conversion_from_sidecar(found: sidecar.Sidecar, sha256: str) -> ConversionSection:
+def conversion_from_sidecar(record: sidecar.Sidecar, sha256: str) -> ConversionSection:
     """Return the section for a sidecar."""
-    values = found.document()
+    values = record.document()
     facts = tuple(
-        (name, _format_text(values[name]), _format_text(found.provenance.get(name, "")))
+        (name, _format_text(values[name]), _format_text(record.provenance.get(name, "")))
         for name in _FACTS
         if values[name] is not None
     )
     source = tuple(
-        (name, _format_text(value)) for name, value in (found.source or {}).items() if value is not None
+        (name, _format_text(value)) for name, value in (record.source or {}).items() if value is not None
     )
     return _build_conversion(
-        found.rules, values, source=source, facts=facts, belongs=found.target_sha256 == sha256
+        record.rules, values, source=source, facts=facts, belongs=record.target_sha256 == sha256
     )
 
 
@@ -868,8 +871,8 @@ def _format_word(value: object, most: int = _TEXT) -> str:
     return shorten(clean(str(value)), most)
 
 
-def _as_object(found: object) -> Mapping[str, Any]:
-    return found if isinstance(found, dict) else {}
+def _as_object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 # Pictures per change: each side, and their difference.
@@ -1014,25 +1017,25 @@ _SCRIPTS = (
 _COLUMNS, _TOLD = 100, 24
 
 
-def render_page(found: ReportContents) -> bytes:
+def render_page(contents: ReportContents) -> bytes:
     """Return the page in UTF-8; the same contents give the same bytes."""
-    strips, ends = build_strips(found.results.results)
+    strips, ends = build_strips(contents.results.results)
     return render_template(
         "page.html",
         _STYLES,
         _SCRIPTS,
-        found=found,
-        checkpoint=found.summary.checkpoint,
-        audit=audit.build_audit_document(found.summary.checkpoint.code_references),
-        signatures=signature_lines(found.summary.checkpoint.details, _COLUMNS),
-        details=_format_details(found.summary.checkpoint.details),
-        chart=build_chart(found.results.curves),
-        ranks=rank_results(found.results.results, best_first=len(found.results.results) > FIRST),
+        found=contents,
+        checkpoint=contents.summary.checkpoint,
+        audit=audit.build_audit_document(contents.summary.checkpoint.code_references),
+        signatures=signature_lines(contents.summary.checkpoint.details, _COLUMNS),
+        details=_format_details(contents.summary.checkpoint.details),
+        chart=build_chart(contents.results.curves),
+        ranks=rank_results(contents.results.results, best_first=len(contents.results.results) > FIRST),
         strips=strips,
         strip_ends=ends,
-        owners=_mark_own_results(found),
-        agent=found.summary.binding is not None,
-        data=embed_json(_page_data(found)),
+        owners=_mark_own_results(contents),
+        agent=contents.summary.binding is not None,
+        data=embed_json(_page_data(contents)),
     )
 
 

@@ -502,14 +502,14 @@ def build_strips(results: Sequence[EvaluationEntry]) -> tuple[list[ReturnStrip],
         return [ReturnStrip("", None, None, None) for _ in results], ("", "")
     x = _AxisScale(values, 5, STRIP_WIDTH - 5)
 
-    def place(value: float | None) -> float | None:
+    def position(value: float | None) -> float | None:
         return x(value) if value is not None and math.isfinite(value) else None
 
     strips = [
         ReturnStrip(
             _svg_dots((x(value), STRIP_HEIGHT // 2) for value in result.returns if math.isfinite(value)),
-            place(result.mean),
-            *((place(result.ci95[0]), place(result.ci95[1])) if result.ci95 else (None, None)),
+            position(result.mean),
+            *((position(result.ci95[0]), position(result.ci95[1])) if result.ci95 else (None, None)),
         )
         for result in results
     ]

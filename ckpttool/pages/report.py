@@ -194,7 +194,7 @@ def write_page(
         if options.env is not None:
             name = default_report_name(*paths) if run is None else default_report_name(run.path)
             require_new(options.out or name, force=options.force)  # before hours of playing
-            played = paths if run is None else [each.path for each in run.members]
+            played = paths if run is None else [member.path for member in run.members]
             file, failed, unfilmed = _play(played, options, folder, progress)
             options = replace(options, evaluations=[*options.evaluations, file])
         page = _write(paths, options, progress) if run is None else _write_run(run, options, progress)
@@ -256,11 +256,11 @@ def _write_run(run: RunFiles, options: ReportOptions, progress: Progress) -> Run
     target = options.out if options.out is not None else default_report_name(run.path)
     require_new(target, force=options.force)
     inputs = RunInputs(tuple(options.evaluations), options.video)
-    found = gather_run(run, inputs=inputs, glob=options.glob, layout=options.layout, progress=progress)
-    require_new(target, found.files, force=options.force)
-    content = render_run(found)
-    write_file(target, content, force=options.force, sources=found.files)
-    return RunReport(target, len(content), found)
+    contents = gather_run(run, inputs=inputs, glob=options.glob, layout=options.layout, progress=progress)
+    require_new(target, contents.files, force=options.force)
+    content = render_run(contents)
+    write_file(target, content, force=options.force, sources=contents.files)
+    return RunReport(target, len(content), contents)
 
 
 def _write(paths: Sequence[str], options: ReportOptions, progress: Progress) -> HtmlReport:
@@ -268,10 +268,10 @@ def _write(paths: Sequence[str], options: ReportOptions, progress: Progress) -> 
     target = options.out if options.out is not None else default_report_name(*paths)
     require_new(target, force=options.force)
     inputs = ReportInputs(tuple(options.evaluations), options.conversion, options.verification)
-    found = gather_contents(
+    contents = gather_contents(
         *paths, inputs=inputs, glob=options.glob, layout=options.layout, progress=progress
     )
-    require_new(target, found.files, force=options.force)
-    content = render_page(found)
-    write_file(target, content, force=options.force, sources=found.files)
-    return HtmlReport(target, len(content), found)
+    require_new(target, contents.files, force=options.force)
+    content = render_page(contents)
+    write_file(target, content, force=options.force, sources=contents.files)
+    return HtmlReport(target, len(content), contents)

@@ -540,14 +540,14 @@ class FindingRow:
 
 
 def split_findings(
-    found: Sequence[FindingHistory], checkpoints: Sequence[RunCheckpoint]
+    histories: Sequence[FindingHistory], checkpoints: Sequence[RunCheckpoint]
 ) -> tuple[tuple[FindingRow, ...], tuple[FindingRow, ...]]:
     """Return a row for each finding that changes, and those that are equal at all readable checkpoints."""
     steps = step_labels(checkpoints)
     readable = [at for at, checkpoint in enumerate(checkpoints) if checkpoint.error is None]
     changing: list[FindingRow] = []
     constant: list[FindingRow] = []
-    for finding in found:
+    for finding in histories:
         same = len({finding.texts[at] for at in readable}) == 1
         (constant if same else changing).append(_finding_row(finding, steps, readable))
     return tuple(changing), tuple(constant)
@@ -604,32 +604,32 @@ _STYLES = ("page.css", "run.css", "computation.css", "print.css")
 _SCRIPTS = ("theme.js", "elements.js", "dagre.min.js", "computation.js", "tables.js", "run.js")
 
 
-def render_run(found: RunContents) -> bytes:
+def render_run(contents: RunContents) -> bytes:
     """Return the page of a run in UTF-8; the same contents give the same bytes."""
-    history, steps = found.history, step_labels(found.history.checkpoints)
-    strips, ends = build_strips(found.results.results)
+    history, steps = contents.history, step_labels(contents.history.checkpoints)
+    strips, ends = build_strips(contents.results.results)
     findings, constant = split_findings(history.findings, history.checkpoints)
     return render_template(
         "run.html",
         _STYLES,
         _SCRIPTS,
-        film=found.film.kind if found.film else None,
-        found=found,
+        film=contents.film.kind if contents.film else None,
+        found=contents,
         history=history,
-        order=_rank_checkpoints(found),
+        order=_rank_checkpoints(contents),
         checkpoint=history.latest.checkpoint,
         steps=steps,
         span=_step_span(history.checkpoints) or (steps[0], steps[-1]),
         unit=UNITS.get(history.step_from or "", ANY_UNIT),
-        drift=build_drift(found.layers, steps),
+        drift=build_drift(contents.layers, steps),
         findings=findings,
         constant=constant,
         counters=_counter_columns(history.checkpoints),
-        chart=build_chart(found.results.curves),
-        ranks=rank_results(found.results.results, best_first=True),
+        chart=build_chart(contents.results.curves),
+        ranks=rank_results(contents.results.results, best_first=True),
         strips=strips,
         strip_ends=ends,
-        owners=_mark_foreign_results(history.checkpoints, found.results.results),
+        owners=_mark_foreign_results(history.checkpoints, contents.results.results),
         agent=history.latest.binding is not None,
     )
 
@@ -668,15 +668,15 @@ def _counter_columns(checkpoints: Sequence[RunCheckpoint]) -> list[tuple[str, li
     return columns
 
 
-def run_document(found: RunContents) -> dict[str, Any]:
+def run_document(contents: RunContents) -> dict[str, Any]:
     """Return the JSON object of a run."""
-    best, film = found.best, found.film
+    best, film = contents.best, contents.film
     return {
-        **found.history.document(),
+        **contents.history.document(),
         "best": None
         if best is None
         else {
-            "checkpoint": urls.display_url(found.history.checkpoints[best.number].path),
+            "checkpoint": urls.display_url(contents.history.checkpoints[best.number].path),
             "mean": best.result.mean,
             "certain": best.certain,
             "verdict": best.result.verdict or None,
