@@ -135,7 +135,7 @@ class WalkScreen(Screen[None]):
         self.query_one("#asking").display = True
         self.query_one("#hits", Bar).show(
             lambda cells: (
-                TextPiece(pad_text(overview.format_hits(self._found()), cells, right=True), "dim"),
+                TextPiece(pad_text(overview.format_hits(self._show_match()), cells, right=True), "dim"),
             )
         )
         box = self.query_one("#search", Input)
@@ -143,7 +143,7 @@ class WalkScreen(Screen[None]):
         # Focus at once, so that keys typed ahead go to the input.
         self.set_focus(box)
 
-    def _found(self) -> tuple[int, int] | None:
+    def _show_match(self) -> tuple[int, int] | None:
         """Return the number of the current hit, from 1, and the number of hits."""
         if not self.tree_pane.query_text:
             return None
@@ -177,7 +177,7 @@ class WalkScreen(Screen[None]):
         if self._origin is not None and entry is not None and entry.path != self._origin:
             self._history.append(self._origin)
         self._searched()
-        self.show_message(overview.format_hits(self._found()))
+        self.show_message(overview.format_hits(self._show_match()))
 
     def action_no_search(self) -> None:
         """Return to the position where the search began."""
@@ -194,7 +194,7 @@ class WalkScreen(Screen[None]):
 
     def action_following(self, backwards: bool) -> None:  # Textual passes action arguments by position
         """Go to the next hit of the last search."""
-        none = overview.format_hits(self._found()) or "no search yet; press / to search"
+        none = overview.format_hits(self._show_match()) or "no search yet; press / to search"
         self._go(self._hits, backwards=backwards, none=none)
 
     def _go(self, hits: list[int], *, backwards: bool, none: str) -> None:

@@ -55,7 +55,7 @@ class GridPane(Widget, can_focus=True):
         self._known = moments
         self._written: CellFormat | None = None
         self._cells: np.ndarray | None = None
-        self._place: tuple[int, range, range] = (0, range(0), range(0))
+        self._position: tuple[int, range, range] = (0, range(0), range(0))
         self.error: str | None = None
 
     def turn(self, block: CellSource, moments: Moments | None) -> None:
@@ -111,7 +111,7 @@ class GridPane(Widget, can_focus=True):
         index = self.grid.index(self.table, self.row, self.column)
         if index is None:
             return "past the end"
-        table, rows, columns = self._place
+        table, rows, columns = self._position
         if self._cells is None or table != self.table or self.row not in rows or self.column not in columns:
             return f"{list(index)}"
         number = self._cells[self.row - rows.start, self.column - columns.start]
@@ -122,7 +122,7 @@ class GridPane(Widget, can_focus=True):
         self.go(self.table, self.row, self.column)
 
     def _request(self) -> None:
-        table, rows, columns = self._place
+        table, rows, columns = self._position
         visible = self._visible(0)
         if (
             self._cells is None
@@ -165,7 +165,7 @@ class GridPane(Widget, can_focus=True):
 
     def _take(self, block: CellSource, position: tuple[int, range, range], values: np.ndarray) -> None:
         if block is self.block:
-            self._place, self._cells = position, values
+            self._position, self._cells = position, values
             first = self._written is None
             self._written = self._written or choose_cell_format(
                 values.dtype, self._known or _block_moments(values)
@@ -197,7 +197,7 @@ class GridPane(Widget, can_focus=True):
     def _cell(self, row: int, column: int) -> Strip:
         here = (row, column) == (self.row, self.column)
         text = Strip.blank(self.width)
-        table, rows, columns = self._place
+        table, rows, columns = self._position
         if self.grid.index(self.table, row, column) is not None:
             shown, tone = "·", STYLES["dim"]
             if (
