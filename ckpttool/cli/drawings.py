@@ -246,7 +246,7 @@ _NAMES = f"use a file name that ends in {', '.join(_SUFFIXES)}"
 
 
 def write_drawing(
-    found: CheckpointSummary, target: str, depth: int | None = None, *, force: bool = False
+    summary: CheckpointSummary, target: str, depth: int | None = None, *, force: bool = False
 ) -> dict[str, Any]:
     """Draw a listing into a new file and return the JSON object that describes the drawing.
 
@@ -256,13 +256,13 @@ def write_drawing(
     suffix = os.path.splitext(target)[1].lower()
     if suffix not in _SUFFIXES:
         raise UsageError("cannot infer the drawing format from the file name", file=target, hint=_NAMES)
-    require_new(target, found.checkpoint.files, force=force)
-    graph, computation = build_module_graph(found, depth), None
+    require_new(target, summary.checkpoint.files, force=force)
+    graph, computation = build_module_graph(summary, depth), None
     if suffix == ".html":
         from ckpttool.pages.computation import find_computation
 
-        computation = find_computation(found.checkpoint, found.binding, None)
-        content = _render_module_page(found, depth, computation)
+        computation = find_computation(summary.checkpoint, summary.binding, None)
+        content = _render_module_page(summary, depth, computation)
     else:
         content = (render_svg(graph) if suffix == ".svg" else render_dot(graph)).encode()
     write_file(target, content, force=force)
@@ -277,7 +277,7 @@ def write_drawing(
 
 
 def write_dataflow(
-    found: CheckpointSummary,
+    summary: CheckpointSummary,
     target: str,
     layout: str | None = None,
     models: Sequence[Architecture] = (),
@@ -287,7 +287,7 @@ def write_dataflow(
     """Draw an agent's networks into a new .svg file, or the layers of `models`; return its JSON object.
 
     Args:
-        found: the checkpoint.
+        summary: the checkpoint.
         target: the file.
         layout: the layout of the agent.
         models: architectures that a checkpoint without an agent describes.
@@ -297,9 +297,9 @@ def write_dataflow(
 
     if os.path.splitext(target)[1].lower() != ".svg":
         raise UsageError("a dataflow is drawn as SVG", file=target, hint="use a file name that ends in .svg")
-    require_new(target, found.checkpoint.files, force=force)
-    strips = architecture_strips(models) if found.binding is None and models else ()
-    strips = strips or restore_strips(found.checkpoint, layout)
-    title = os.path.basename(os.path.normpath(found.checkpoint.path))
+    require_new(target, summary.checkpoint.files, force=force)
+    strips = architecture_strips(models) if summary.binding is None and models else ()
+    strips = strips or restore_strips(summary.checkpoint, layout)
+    title = os.path.basename(os.path.normpath(summary.checkpoint.path))
     write_file(target, render_dataflow(strips, title).encode(), force=force)
     return {"file": target, "networks": [strip.document() for strip in strips]}

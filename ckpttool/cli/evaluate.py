@@ -403,22 +403,22 @@ def find_compared_runs(paths: Sequence[str], options: RunOptions, layout: str | 
     return ComparedRuns(played, first_runs, second_runs, count)
 
 
-def report_comparison(compared: ComparedRuns, output: OutputOptions, found: Sweep) -> ComparisonOutput:
+def report_comparison(compared: ComparedRuns, output: OutputOptions, sweep: Sweep) -> ComparisonOutput:
     """Return the summary of the finished evaluations, and write the requested files."""
     from ckpttool.evaluation import score_tables
 
     printed = ComparisonOutput()
     try:
-        _add_algorithms(compared, found, printed)
+        _add_algorithms(compared, sweep, printed)
     except UsageError as error:
         # The episodes were played: their results are printed and written all the same.
         printed.failures.append(error)
-    if output.csv is not None and found.scored:
-        rows = _select_rows(found, output.top) if output.top else found.scored
+    if output.csv is not None and sweep.scored:
+        rows = _select_rows(sweep, output.top) if output.top else sweep.scored
         score_tables.save_table(output.csv, rows, force=output.force)
         printed.lines.append(f"wrote {clean(output.csv)}")
-    if output.tensorboard is not None and found.scored:
-        path = score_tables.save_scalars(output.tensorboard, found.scored, time.time())
+    if output.tensorboard is not None and sweep.scored:
+        path = score_tables.save_scalars(output.tensorboard, sweep.scored, time.time())
         printed.document["tensorboard"] = path
         printed.lines.append(f"wrote {clean(path)}")
     return printed
@@ -532,26 +532,26 @@ _STEPS = {
 }
 
 
-def render_sweep(found: Sweep, *, quiet: bool, top: int | None = None) -> str:
+def render_sweep(sweep: Sweep, *, quiet: bool, top: int | None = None) -> str:
     """Return a report for one checkpoint, or a table of several, best first, with `top` rows or all."""
-    every = found.evaluations
+    every = sweep.evaluations
     if len(every) == 1:
-        sentences = [*_note_lines(every[0]), *labeled_lines("note", found.notes)]
-        trained = _training_lines(step_columns(found.scored[0].counts))
+        sentences = [*_note_lines(every[0]), *labeled_lines("note", sweep.notes)]
+        trained = _training_lines(step_columns(sweep.scored[0].counts))
         return "\n".join(
             [*_evaluation_lines(every[0]), *trained, *([] if quiet else map(wrap_sentence, sentences))]
         )
-    rows = _select_rows(found, top)
-    lines = _table_lines(found, rows) if every else []
+    rows = _select_rows(sweep, top)
+    lines = _table_lines(sweep, rows) if every else []
     if hidden := len(every) - len(rows):
         lines.append(f"{hidden:,} of {len(every):,} checkpoints not listed (--top {top}); --json lists all")
-    elif top is not None and not found.ranking:
+    elif top is not None and not sweep.ranking:
         lines.append("not ranked, because the environments differ: --top lists all checkpoints")
-    if found.best is not None:
-        lines += map(wrap_sentence, _verdict_lines(found, found.best))
-        best = next(each for each in every if each.checkpoint == found.best.checkpoint)
+    if sweep.best is not None:
+        lines += map(wrap_sentence, _verdict_lines(sweep, sweep.best))
+        best = next(evaluation for evaluation in every if evaluation.checkpoint == sweep.best.checkpoint)
         lines += _judgement_lines(best)
-    return "\n".join([*lines, *([] if quiet else _remark_lines(found))])
+    return "\n".join([*lines, *([] if quiet else _remark_lines(sweep))])
 
 
 def _select_rows(results: Sweep, top: int | None) -> tuple[ScoredCheckpoint, ...]:
@@ -816,7 +816,7 @@ def require_display(output: OutputOptions, paths: Sequence[str], options: Evalua
 
 def display_results(
     output: OutputOptions,
-    found: Sweep,
+    sweep: Sweep,
     options: EvaluationOptions,
     drawn: figures.PlotData,
     *,
@@ -829,7 +829,7 @@ def display_results(
 
     Args:
         output: the files and plots that are requested.
-        found: the evaluations.
+        sweep: the evaluations.
         options: those of the evaluations, with which episodes are repeated for videos.
         drawn: what the plots show.
         quiet: without progress and plots.
@@ -838,22 +838,22 @@ def display_results(
     from ckpttool.cli import figures
 
     shown = DisplayOutput()
-    if not found.scored:
+    if not sweep.scored:
         return shown
     if not as_json and (output.chart or (output.chart is None and sys.stdout.isatty() and not quiet)):
         # Points of different runs do not form one curve.
-        curve = () if drawn.algorithms else found.curve
-        if lines := figures.render_chart(found.evaluations, curve, drawn.unit):
+        curve = () if drawn.algorithms else sweep.curve
+        if lines := figures.render_chart(sweep.evaluations, curve, drawn.unit):
             console.print_text("\n".join(lines))
     try:
         if output.plot is not None:
             figures.write_plot(output.plot, drawn, output.theme, force=output.force)
             shown.document["plot"] = output.plot
             shown.lines.append(f"wrote {clean(output.plot)}")
-        if found.interrupted and (output.video is not None or output.strip is not None):
+        if sweep.interrupted and (output.video is not None or output.strip is not None):
             shown.lines.append("note: no video, because the evaluation was interrupted")
         else:
-            _record_best(shown, output, found, options, quiet=quiet or as_json)
+            _record_best(shown, output, sweep, options, quiet=quiet or as_json)
     except CkpttoolError as error:
         shown.failures.append(error)
     except KeyboardInterrupt:

@@ -59,14 +59,14 @@ def require_chart() -> None:
 
 
 def render_chart(
-    found: Sequence[Evaluation], curve: Sequence[LearningCurvePoint], unit: str = ANY_UNIT
+    evaluations: Sequence[Evaluation], curve: Sequence[LearningCurvePoint], unit: str = ANY_UNIT
 ) -> list[str]:
     """Return the lines of the plot that suits the evaluations; empty if there is nothing to plot."""
-    if not all(np.isfinite(one.rollout.returns).all() for one in found):
+    if not all(np.isfinite(one.rollout.returns).all() for one in evaluations):
         return []
     width = min(terminal_width(), _WIDEST)
-    if len(found) == 1:
-        bars = render_histogram(found[0].rollout.returns, width)
+    if len(evaluations) == 1:
+        bars = render_histogram(evaluations[0].rollout.returns, width)
         return ["histogram of returns (episodes per range)", *bars] if bars else []
     enough = len({point.step for point in curve}) >= _FEWEST_POINTS
     if not enough or importlib.util.find_spec("plotext") is None:
@@ -247,7 +247,7 @@ def draw_lengths(axes: Axes, one: Evaluation, theme: FigureTheme = LIGHT) -> Non
 
 def draw_learning_curve(
     axes: Axes,
-    found: Sequence[Evaluation],
+    evaluations: Sequence[Evaluation],
     curve: Sequence[LearningCurvePoint],
     unit: str = ANY_UNIT,
     theme: FigureTheme = LIGHT,
@@ -256,12 +256,12 @@ def draw_learning_curve(
 
     Args:
         axes: Matplotlib's axes.
-        found: the evaluations, whose returns are drawn.
+        evaluations: the evaluations, whose returns are drawn.
         curve: means and intervals by run and step.
         unit: what a step is, for the label of the axis.
         theme: colors and line styles.
     """
-    by_path = {evaluation.checkpoint: evaluation.rollout.returns for evaluation in found}
+    by_path = {evaluation.checkpoint: evaluation.rollout.returns for evaluation in evaluations}
     runs = list(dict.fromkeys(point.run for point in curve))
     names = _distinct_names(runs)
     for number, run in enumerate(runs):
@@ -293,10 +293,10 @@ def _name_mean(known: bool) -> str:
     return "mean with 95 % CI" if known else "mean"
 
 
-def draw_checkpoints(axes: Axes, found: Sequence[Evaluation], theme: FigureTheme = LIGHT) -> None:
+def draw_checkpoints(axes: Axes, evaluations: Sequence[Evaluation], theme: FigureTheme = LIGHT) -> None:
     """Plot several checkpoints side by side: every return, the mean and its interval."""
-    known = any(one.statistics.ci95 is not None for one in found)
-    for number, one in enumerate(found):
+    known = any(one.statistics.ci95 is not None for one in evaluations)
+    for number, one in enumerate(evaluations):
         result, values = one.statistics, one.rollout.returns
         # Spread evenly so that equal returns stay visible; random positions would differ in every file.
         across = number + np.linspace(-0.18, 0.18, len(values)) if len(values) > 1 else [number]
@@ -316,7 +316,7 @@ def draw_checkpoints(axes: Axes, found: Sequence[Evaluation], theme: FigureTheme
             [number] * 2, [low, high], color=theme.accent, linewidth=5, alpha=0.5, solid_capstyle="butt"
         )
         axes.plot([number], [result.mean], "D", color=theme.accent, markersize=5, label=labels[1])
-    _label_checkpoints(axes, _distinct_names([one.checkpoint for one in found]))
+    _label_checkpoints(axes, _distinct_names([one.checkpoint for one in evaluations]))
     axes.set_ylabel("return")
     _legend_above(axes)
 
@@ -361,7 +361,7 @@ def draw_logged_curves(axes: Axes, training: Sequence[TrainingCurve], theme: Fig
     _legend_above(axes, title)
 
 
-def draw_algorithms(figure: Figure, place: SubplotSpec, data: PlotData, theme: FigureTheme = LIGHT) -> None:
+def draw_algorithms(figure: Figure, spec: SubplotSpec, data: PlotData, theme: FigureTheme = LIGHT) -> None:
     """Plot aggregates with intervals above, and below learning curves (or scores) and performance profiles.
 
     The panels are those of Agarwal et al. 2021 (https://arxiv.org/abs/2108.13264); the numbers come from
@@ -370,7 +370,7 @@ def draw_algorithms(figure: Figure, place: SubplotSpec, data: PlotData, theme: F
     from ckpttool.evaluation.algorithms import curve_over_steps
 
     algorithms = data.algorithms
-    rows = place.subgridspec(2, 1, height_ratios=[0.5 + 0.32 * len(algorithms), 2.6])
+    rows = spec.subgridspec(2, 1, height_ratios=[0.5 + 0.32 * len(algorithms), 2.6])
     _draw_aggregates(figure, rows[0], data, theme)
     below = rows[1].subgridspec(1, 2, width_ratios=[1.35, 1])
     left, right = (figure.add_subplot(below[0, column]) for column in (0, 1))
@@ -536,9 +536,9 @@ def _draw_profiles(axes: Axes, algorithms: Sequence[Algorithm], theme: FigureThe
     axes.set_title("performance profile" + (", 95 % CI" if banded else ""))
 
 
-def algorithm_names(found: Sequence[Algorithm]) -> list[str]:
+def algorithm_names(algorithms: Sequence[Algorithm]) -> list[str]:
     """Return a name for each algorithm: its runs' common folder or common name prefix."""
-    paths = [[os.path.abspath(run.path) for run in algorithm.runs] for algorithm in found]
+    paths = [[os.path.abspath(run.path) for run in algorithm.runs] for algorithm in algorithms]
     folders = [os.path.commonpath(run_paths) for run_paths in paths]
     names = [_run_name(folder) for folder in folders]
     if len(set(names)) < len(names) and all(len(run_paths) > 1 for run_paths in paths):
@@ -551,7 +551,9 @@ def algorithm_names(found: Sequence[Algorithm]) -> list[str]:
     names = _shorten_apart(names, _LONGEST_LABEL)
     if len(set(names)) < len(names):
         names = [f"{letter}: {name}" for letter, name in zip("AB", names, strict=False)]
-    return [f"{name}\n({format_count(len(row.runs), 'run')})" for name, row in zip(names, found, strict=True)]
+    return [
+        f"{name}\n({format_count(len(row.runs), 'run')})" for name, row in zip(names, algorithms, strict=True)
+    ]
 
 
 # Names of folders that do not identify what was trained.
@@ -781,7 +783,7 @@ def require_plot(target: str, *, force: bool = False) -> None:
 class PlotData(NamedTuple):
     """What a plot shows: evaluations, their curve, curves logged in training, algorithms compared."""
 
-    found: Sequence[Evaluation]
+    evaluations: Sequence[Evaluation]
     curve: Sequence[LearningCurvePoint] = ()
     training: Sequence[TrainingCurve] = ()
     algorithms: Sequence[Algorithm] = ()
@@ -827,7 +829,7 @@ def plot(played: Evaluation | Sweep, file: str, *, theme: str | None = None, for
         data = PlotData((played,))
     else:
         data = PlotData(played.evaluations, played.curve, unit=UNITS.get(played.step_from or "", ANY_UNIT))
-    logs = find_training_logs([evaluation.checkpoint for evaluation in data.found])
+    logs = find_training_logs([evaluation.checkpoint for evaluation in data.evaluations])
     return Plot(file, write_plot(file, data._replace(training=logs.curves), theme, force=force))
 
 
@@ -840,7 +842,7 @@ def write_plot(target: str, data: PlotData, theme: str | None = None, *, force: 
     by default an SVG follows the page that it is on, and other files are light. The same values give the
     same bytes. Raise CkpttoolError for a non-finite return.
     """
-    for one in data.found:
+    for one in data.evaluations:
         if not np.isfinite(one.rollout.returns).all():
             raise CkpttoolError("cannot plot a non-finite return", file=one.checkpoint)
     colours, suffix, drawn = THEMES[theme or "light"], _suffix(target), io.BytesIO()
@@ -896,17 +898,19 @@ def _draw_figure(data: PlotData, theme: FigureTheme) -> Figure:
     above = None
     if compared:
         draw_algorithms(figure, grid[0, :], data, theme)
-    elif len(data.found) == 1:
+    elif len(data.evaluations) == 1:
         equal = _equal_length(data) is not None
         if equal:
-            draw_returns(figure.add_subplot(grid[0, :]), data.found[0], theme, width=112)
+            draw_returns(figure.add_subplot(grid[0, :]), data.evaluations[0], theme, width=112)
         else:
-            draw_returns(figure.add_subplot(grid[0, :3]), data.found[0], theme)
-            draw_lengths(figure.add_subplot(grid[0, 3]), data.found[0], theme)
+            draw_returns(figure.add_subplot(grid[0, :3]), data.evaluations[0], theme)
+            draw_lengths(figure.add_subplot(grid[0, 3]), data.evaluations[0], theme)
     elif _has_lines(data.curve):
-        above = draw_learning_curve(figure.add_subplot(grid[0, :]), data.found, data.curve, data.unit, theme)
+        above = draw_learning_curve(
+            figure.add_subplot(grid[0, :]), data.evaluations, data.curve, data.unit, theme
+        )
     else:
-        draw_checkpoints(figure.add_subplot(grid[0, :]), data.found, theme)
+        draw_checkpoints(figure.add_subplot(grid[0, :]), data.evaluations, theme)
     if data.training:
         shared = above if data.curve and have_similar_range(data.curve, data.training) else None
         draw_logged_curves(figure.add_subplot(grid[1, :], sharex=shared), data.training, theme)
@@ -923,8 +927,8 @@ def _draw_figure(data: PlotData, theme: FigureTheme) -> Figure:
 
 def _equal_length(data: PlotData) -> int | None:
     """Return the length of all episodes of the only checkpoint, None if they differ."""
-    lengths = {int(length) for one in data.found for length in one.rollout.lengths}
-    return lengths.pop() if len(data.found) == len(lengths) == 1 else None
+    lengths = {int(length) for one in data.evaluations for length in one.rollout.lengths}
+    return lengths.pop() if len(data.evaluations) == len(lengths) == 1 else None
 
 
 def _has_lines(curve: Sequence[LearningCurvePoint]) -> bool:
@@ -933,7 +937,7 @@ def _has_lines(curve: Sequence[LearningCurvePoint]) -> bool:
 
 
 def _figure_title(data: PlotData, *, compared: bool) -> str:
-    env = ", ".join(dict.fromkeys(clean(one.env) for one in data.found))
+    env = ", ".join(dict.fromkeys(clean(one.env) for one in data.evaluations))
     if compared:
         places = ", ".join(dict.fromkeys(clean(env) for env in data.algorithms[0].environments))
         names = " and ".join(name.partition("\n")[0] for name in algorithm_names(data.algorithms))
@@ -942,26 +946,26 @@ def _figure_title(data: PlotData, *, compared: bool) -> str:
             return title
         difference = _format_difference(data.comparison)
         return f"{title}: {difference}" if len(title + difference) < 98 else f"{title}\n{difference}"
-    if len(data.found) == 1:
-        return f"{title_name(data.found[0].checkpoint)} in {env}"
-    folders = {os.path.dirname(one.checkpoint) for one in data.found}
-    what = format_count(len(data.found), "checkpoint")
+    if len(data.evaluations) == 1:
+        return f"{title_name(data.evaluations[0].checkpoint)} in {env}"
+    folders = {os.path.dirname(one.checkpoint) for one in data.evaluations}
+    what = format_count(len(data.evaluations), "checkpoint")
     name = _run_name(folders.pop()) if len(folders) == 1 else ""
     return f"{name} in {env}: {what}" if name else f"{what} in {env}"
 
 
 def _figure_caption(data: PlotData, *, compared: bool) -> str:
     """Return how many runs and episodes a figure shows, and how its intervals were computed."""
-    counts = sorted({one.statistics.n for one in data.found})
+    counts = sorted({one.statistics.n for one in data.evaluations})
     episodes = (
         format_count(counts[0], "episode") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} episodes"
     )
-    seeds = [one.rollout.seeds for one in data.found if len(one.rollout.seeds)]
+    seeds = [one.rollout.seeds for one in data.evaluations if len(one.rollout.seeds)]
     ends = sorted({min(map(min, seeds)), max(map(max, seeds))}) if seeds else []
     spread = f" (seed{'s' * (len(ends) - 1)} {' to '.join(map(str, ends))})" if ends else ""
     bootstrap = f"{RESAMPLES:,} resamples, seed 0"
     if not compared:
-        scope = " per checkpoint" if len(data.found) > 1 else ""
+        scope = " per checkpoint" if len(data.evaluations) > 1 else ""
         interval = f" 95 % CI: percentile bootstrap over episodes, {bootstrap}." if counts[-1] > 1 else ""
         length = _equal_length(data)
         steps = "" if length is None else f" of {format_count(length, 'step')}"

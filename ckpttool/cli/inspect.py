@@ -279,34 +279,34 @@ def load_listing(path: str, glob: str | None, layout: str | None) -> CheckpointS
 
 
 def draw_modules(
-    found: CheckpointSummary | CheckpointFolder, target: str, depth: int | None, *, force: bool
+    listing: CheckpointSummary | CheckpointFolder, target: str, depth: int | None, *, force: bool
 ) -> dict[str, Any]:
     """Draw the modules into a new file; return the JSON object that describes the drawing."""
     from ckpttool.cli import drawings
 
-    if not isinstance(found, CheckpointSummary):
-        raise UsageError("no single checkpoint to draw", file=found.path, hint=found.hint)
-    return drawings.write_drawing(found, target, depth, force=force)
+    if not isinstance(listing, CheckpointSummary):
+        raise UsageError("no single checkpoint to draw", file=listing.path, hint=listing.hint)
+    return drawings.write_drawing(listing, target, depth, force=force)
 
 
 def find_architecture(
-    found: CheckpointSummary | CheckpointFolder, shapes: Sequence[str]
+    listing: CheckpointSummary | CheckpointFolder, shapes: Sequence[str]
 ) -> tuple[Architecture, ...]:
     """Return the models whose layers the checkpoint describes."""
-    if not isinstance(found, CheckpointSummary):
+    if not isinstance(listing, CheckpointSummary):
         if shapes:
-            raise UsageError("no single checkpoint to describe", file=found.path, hint=found.hint)
+            raise UsageError("no single checkpoint to describe", file=listing.path, hint=listing.hint)
         return ()
-    if not shapes and not may_describe_layers(found.checkpoint):
+    if not shapes and not may_describe_layers(listing.checkpoint):
         return ()
     # Not a top-level import: files of weights alone do not need it.
     from ckpttool.listing.architecture import describe_architecture
 
-    return describe_architecture(found.checkpoint, shapes)
+    return describe_architecture(listing.checkpoint, shapes)
 
 
 def draw_dataflow(
-    found: CheckpointSummary | CheckpointFolder,
+    listing: CheckpointSummary | CheckpointFolder,
     drawing: GraphOptions,
     layout: str | None,
     models: Sequence[Architecture],
@@ -316,28 +316,30 @@ def draw_dataflow(
 
     if drawing.graph is None:
         raise UsageError("--dataflow needs --graph FILE.svg", hint="add --graph dataflow.svg")
-    if not isinstance(found, CheckpointSummary):
-        raise UsageError("no single checkpoint to draw", file=found.path, hint=found.hint)
-    return drawings.write_dataflow(found, drawing.graph, layout, models, force=drawing.force)
+    if not isinstance(listing, CheckpointSummary):
+        raise UsageError("no single checkpoint to draw", file=listing.path, hint=listing.hint)
+    return drawings.write_dataflow(listing, drawing.graph, layout, models, force=drawing.force)
 
 
-def is_plain_data(found: CheckpointSummary | CheckpointFolder) -> bool:
+def is_plain_data(listing: CheckpointSummary | CheckpointFolder) -> bool:
     """Return whether loading needs only plain data; raise UsageError without a single checkpoint."""
-    if not isinstance(found, CheckpointSummary):
-        raise UsageError("no single checkpoint to audit", file=found.path, hint=found.hint)
-    return found.verdict.label == SAFE
+    if not isinstance(listing, CheckpointSummary):
+        raise UsageError("no single checkpoint to audit", file=listing.path, hint=listing.hint)
+    return listing.verdict.label == SAFE
 
 
 def render_listing(
-    found: CheckpointSummary | CheckpointFolder, view: TreeView, drawn: dict[str, Any] | None
+    listing: CheckpointSummary | CheckpointFolder, view: TreeView, drawn: dict[str, Any] | None
 ) -> str:
     """Return the text to print."""
     from ckpttool.cli.tree_tables import render_tree
 
-    if not isinstance(found, CheckpointSummary):
-        head = f"{clean(urls.display_url(found.path))}: {format_count(len(found.checkpoints), 'checkpoint')}"
-        notes = [wrap_sentence(f"note: {clean(note)}") for note in (*found.notes, found.hint)]
-        table = _checkpoint_table(found.checkpoints, len(found.checkpoints), found.path)
+    if not isinstance(listing, CheckpointSummary):
+        head = (
+            f"{clean(urls.display_url(listing.path))}: {format_count(len(listing.checkpoints), 'checkpoint')}"
+        )
+        notes = [wrap_sentence(f"note: {clean(note)}") for note in (*listing.notes, listing.hint)]
+        table = _checkpoint_table(listing.checkpoints, len(listing.checkpoints), listing.path)
         return "\n".join(table if view.quiet else [head, *table, *notes])
     if drawn is not None and "networks" in drawn:
         lines = [format_count(len(drawn["networks"]), "network")]
@@ -349,12 +351,12 @@ def render_listing(
             lines.append(f"computation: {', '.join(sizes)}")
         lines += [wrap_sentence(f"note: {clean(note)}") for note in drawn["notes"]]
         return "\n".join([*([] if view.quiet else lines), f"wrote {clean(drawn['file'])}"])
-    if view.quiet or len(found.checkpoints) < 2:
-        return render_tree(found, view)
-    table = [*_checkpoint_table(found.checkpoints, _SHOWN), ""]
+    if view.quiet or len(listing.checkpoints) < 2:
+        return render_tree(listing, view)
+    table = [*_checkpoint_table(listing.checkpoints, _SHOWN), ""]
     if view.screen is not None:
         view = replace(view, screen=view.screen - len(table))
-    return "\n".join([*table, render_tree(found, view)])
+    return "\n".join([*table, render_tree(listing, view)])
 
 
 def _checkpoint_table(listed: Sequence[CheckpointRow], most: int, top: str | None = None) -> list[str]:

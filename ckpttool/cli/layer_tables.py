@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ckpttool.listing.layers import Architecture, ArchitectureLayer
 
 
-def dataflow_lines(found: CheckpointSummary) -> list[str]:
+def dataflow_lines(summary: CheckpointSummary) -> list[str]:
     """Return a blank line and the dataflow of an agent's networks; empty without an agent."""
-    if found.binding is None:
+    if summary.binding is None:
         return []
-    recorded = find_recorded_facts(found.checkpoint)
-    strips = build_listed_strips(found.binding, found.checkpoint.tree, recorded)
+    recorded = find_recorded_facts(summary.checkpoint)
+    strips = build_listed_strips(summary.binding, summary.checkpoint.tree, recorded)
     lines = [clean(line) for line in strip_lines(strips, terminal_width())]
     origin = ["with facts of the sidecar, not verified here"] if recorded is not None else []
     return ["", *lines, *origin] if lines else []

@@ -32,9 +32,9 @@ Steps = list[tuple[str, ...]]
 _TENSORFLOW = ("tensor_bundle", "tensorflow_v1", "saved_model", "keras_h5", "keras_zip", "keras_rl")
 
 
-def print_next_steps(after: Callable[..., Steps], *found: Any, quiet: bool) -> None:
+def print_next_steps(after: Callable[..., Steps], *result: Any, quiet: bool) -> None:
     """Print the commands that a function suggests for a result; never into a pipe."""
-    print_commands(format_next_steps(after, *found, quiet=quiet))
+    print_commands(format_next_steps(after, *result, quiet=quiet))
 
 
 def print_commands(commands: Sequence[str]) -> None:
@@ -43,27 +43,30 @@ def print_commands(commands: Sequence[str]) -> None:
         print_text(dim(command))
 
 
-def format_next_steps(after: Callable[..., Steps], *found: Any, quiet: bool) -> list[str]:
+def format_next_steps(after: Callable[..., Steps], *result: Any, quiet: bool) -> list[str]:
     """Return the commands that a function suggests for a result, in the terminal's lines; none for a pipe."""
     if quiet or not sys.stdout.isatty():
         return []
-    return [wrap_command("next: ", ("ckpttool", *words)) for words in after(*found)]
+    return [wrap_command("next: ", ("ckpttool", *words)) for words in after(*result)]
 
 
-def after_inspect(found: CheckpointSummary | CheckpointFolder) -> Steps:
+def after_inspect(listing: CheckpointSummary | CheckpointFolder) -> Steps:
     """Suggest commands for an agent, or for a model that is not one."""
     from ckpttool.listing.contents import CheckpointSummary
 
-    if not isinstance(found, CheckpointSummary):
+    if not isinstance(listing, CheckpointSummary):
         return []
-    path = urls.display_url(found.checkpoint.path)
-    if urls.is_copy(found.checkpoint.path):
+    path = urls.display_url(listing.checkpoint.path)
+    if urls.is_copy(listing.checkpoint.path):
         return []
-    if found.layout is None:
-        return [*_audit_command(found, path), *([("stats", path), ("doctor", path)] if found.tensors else [])]
-    tensorflow = found.checkpoint.format in _TENSORFLOW
+    if listing.layout is None:
+        return [
+            *_audit_command(listing, path),
+            *([("stats", path), ("doctor", path)] if listing.tensors else []),
+        ]
+    tensorflow = listing.checkpoint.format in _TENSORFLOW
     other = ("agent.pt",) if tensorflow else ("ckpt-1", "--to", "tf")
-    return [("convert", path, *other), *([_eval_command(path, found)] if _may_play(found) else [])]
+    return [("convert", path, *other), *([_eval_command(path, listing)] if _may_play(listing) else [])]
 
 
 def _may_play(summary: CheckpointSummary) -> bool:
@@ -82,40 +85,42 @@ def _audit_command(summary: CheckpointSummary, path: str) -> Steps:
     return [("inspect", path, "--names")] if runs and "--names" not in sys.argv else []
 
 
-def after_overview(found: CheckpointSummary | CheckpointFolder) -> Steps:
+def after_overview(listing: CheckpointSummary | CheckpointFolder) -> Steps:
     """Suggest what `inspect` suggests, except `doctor`, which has run."""
-    steps = after_inspect(found)
+    steps = after_inspect(listing)
     return [("report", *step[1:]) if step[0] == "doctor" else step for step in steps]
 
 
-def after_stats(path: str, found: Stats) -> Steps:
+def after_stats(path: str, statistics: Stats) -> Steps:
     """Suggest `doctor` if the values look unhealthy."""
-    bad = not found.finite or any(tensor.signs for tensor in found.tensors)
+    bad = not statistics.finite or any(tensor.signs for tensor in statistics.tensors)
     return [("doctor", path)] if bad else []
 
 
-def after_diff(left: str, right: str, found: Diff) -> Steps:
+def after_diff(left: str, right: str, diff: Diff) -> Steps:
     """Suggest checking whether two different agents still act alike."""
-    agents = None not in found.layouts
-    return [("verify", left, right)] if agents and not found.identical and not found.resized else []
+    agents = None not in diff.layouts
+    return [("verify", left, right)] if agents and not diff.identical and not diff.resized else []
 
 
-def after_doctor(path: str, found: Diagnosis) -> Steps:
+def after_doctor(path: str, diagnosis: Diagnosis) -> Steps:
     """Suggest evaluating a healthy agent."""
-    if found.layout is None or found.findings:
+    if diagnosis.layout is None or diagnosis.findings:
         return []
-    if any(each.what == "environment" and each.use == "used" and each.where for each in found.ledger):
+    if any(entry.what == "environment" and entry.use == "used" and entry.where for entry in diagnosis.ledger):
         return [("eval", path)]
     return [_eval_command(path)]
 
 
-def after_convert(found: ConversionResult) -> Steps:
+def after_convert(result: ConversionResult) -> Steps:
     """Suggest the same command without --dry-run, or verifying and evaluating the written agent."""
-    if found.written:
-        played = [("verify", found.source, found.target), _eval_command(found.target)]
-        return played if found.parity and not found.target.endswith(".onnx") else [("inspect", found.target)]
+    if result.written:
+        played = [("verify", result.source, result.target), _eval_command(result.target)]
+        return (
+            played if result.parity and not result.target.endswith(".onnx") else [("inspect", result.target)]
+        )
     words = sys.argv[1:]
-    if "--dry-run" not in words or not found.report.complete:
+    if "--dry-run" not in words or not result.report.complete:
         return []
     if "--glob" in words:
         at = words.index("--glob")
@@ -123,19 +128,19 @@ def after_convert(found: ConversionResult) -> Steps:
     return [tuple(word for word in words if word != "--dry-run" and not word.startswith("--glob="))]
 
 
-def after_verify(second: str, found: Verification) -> Steps:
+def after_verify(second: str, verification: Verification) -> Steps:
     """Suggest evaluating the verified agent."""
-    return [_eval_command(second)] if found.within and found.models is None else []
+    return [_eval_command(second)] if verification.within and verification.models is None else []
 
 
-def after_eval(found: Sweep, paths: Sequence[str], options: Sequence[str], play: PlayOptions) -> Steps:
+def after_eval(sweep: Sweep, paths: Sequence[str], options: Sequence[str], play: PlayOptions) -> Steps:
     """Suggest playing the best of several and its rivals longer, the best alone, or recording a video.
 
     `options` are those of the environment and the agent. New seeds do not favor the best of these episodes.
     """
     from ckpttool.evaluation.ranking import decisive_episodes
 
-    if found.best is None:
+    if sweep.best is None:
         played = replace(play, episodes=type(play).episodes)
         return [
             (
@@ -146,15 +151,15 @@ def after_eval(found: Sweep, paths: Sequence[str], options: Sequence[str], play:
                 "--video",
                 "agent.mp4",
             )
-            for evaluation in found.evaluations[:1]
+            for evaluation in sweep.evaluations[:1]
             if _can_film()
         ]
-    rivals = [row for row in found.ranking if row.tied]
+    rivals = [row for row in sweep.ranking if row.tied]
     episodes = decisive_episodes(rivals)
     if episodes is None:
         rivals, episodes = rivals[:1], 100
     names = [urls.display_url(rival.checkpoint) for rival in rivals]
-    if len(rivals) == len(found.ranking) and not found.failed:
+    if len(rivals) == len(sweep.ranking) and not sweep.failed:
         names = [*paths]
     played = replace(play, episodes=episodes, seed=(play.seed + play.episodes) % 2**32)
     return [("eval", *names, *options, *given_options(played))]

@@ -91,10 +91,10 @@ def takes_panels(command: Callable[..., int]) -> Callable[..., int]:
     shown = _arrange(shown, list(options.values()), panels.values())
 
     @functools.wraps(command)
-    def run(**given: Any) -> int:
+    def run(**arguments: Any) -> int:
         for name, panel in panels.items():
-            given[name] = panel(**dict(_values(panel, options[name], given)))
-        return command(**given)
+            arguments[name] = panel(**dict(_values(panel, options[name], arguments)))
+        return command(**arguments)
 
     # typer reads both attributes, and neither may be the wrapped function's.
     run.__signature__ = inspect.Signature(shown, return_annotation=int)  # type: ignore[attr-defined]
@@ -164,29 +164,29 @@ def _panel_parameters(panel: Any) -> Iterator[inspect.Parameter]:
     declared = _declarations(panel)
     first = next(iter(declared.values())).title
     options = [
-        each
-        for each in dataclasses.fields(panel)
-        if each.name not in declared or declared[each.name].words is not None
+        parameter
+        for parameter in dataclasses.fields(panel)
+        if parameter.name not in declared or declared[parameter.name].words is not None
     ]
     # Types of other fields may be imported for type checkers only.
-    types = SimpleNamespace(__annotations__={each.name: each.type for each in options})
+    types = SimpleNamespace(__annotations__={parameter.name: parameter.type for parameter in options})
     names: dict[str, Any] = {}
     for kind in reversed(panel.__mro__):
         names |= vars(sys.modules[kind.__module__])
     hints = get_type_hints(types, names, include_extras=True)
-    for each in options:
-        hint, default = hints[each.name], each.default
-        if each.name in declared:
-            hint, option, default = _make_option(each.name, hint, default, declared[each.name])
+    for parameter in options:
+        hint, default = hints[parameter.name], parameter.default
+        if parameter.name in declared:
+            hint, option, default = _make_option(parameter.name, hint, default, declared[parameter.name])
         else:
             hint, *notes = get_args(hint)
             (option,) = (copy.copy(note) for note in notes if isinstance(note, typer.models.OptionInfo))
             option.rich_help_panel = first
         # Create a separate list for every call of the command.
-        if each.default_factory is not dataclasses.MISSING:
-            option.default_factory = each.default_factory
+        if parameter.default_factory is not dataclasses.MISSING:
+            option.default_factory = parameter.default_factory
         yield inspect.Parameter(
-            each.name,
+            parameter.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
             annotation=Annotated[hint, option],

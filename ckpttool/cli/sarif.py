@@ -87,10 +87,10 @@ _NOTIFICATIONS = {
 
 
 def write_sarif(
-    found: CheckResult | None, status: int, target: str, problem: CkpttoolError | None = None
+    result: CheckResult | None, status: int, target: str, problem: CkpttoolError | None = None
 ) -> None:
     """Write the results, or the error that stopped the check, to a target that `require_sarif` accepted."""
-    content = json.dumps(build_sarif(found, status, problem), indent=1, ensure_ascii=True).encode() + b"\n"
+    content = json.dumps(build_sarif(result, status, problem), indent=1, ensure_ascii=True).encode() + b"\n"
     write_file(target, content, force=True)
 
 
@@ -103,13 +103,13 @@ def require_sarif(target: str, *, force: bool) -> None:
 
 
 def build_sarif(
-    found: CheckResult | None, status: int, problem: CkpttoolError | None = None
+    result: CheckResult | None, status: int, problem: CkpttoolError | None = None
 ) -> dict[str, Any]:
     """Return the SARIF log: one run, with a result for each finding and each unreadable file."""
-    checked = () if found is None else found.checkpoints
+    checked = () if result is None else result.checkpoints
     notes = [_notification(row.error, _location(row.file)) for row in checked if row.error is not None]
-    if found is not None:
-        notes += [_notification(file.error, _location(file.path), "not-checked") for file in found.unchecked]
+    if result is not None:
+        notes += [_notification(file.error, _location(file.path), "not-checked") for file in result.unchecked]
     if problem is not None:
         notes.append(_notification(problem, None))
     return {
@@ -128,8 +128,8 @@ def build_sarif(
                 ],
                 "results": list(_results(checked)),
                 "properties": {
-                    "skippedFiles": 0 if found is None else len(found.skipped),
-                    "uncheckedFiles": 0 if found is None else len(found.unchecked),
+                    "skippedFiles": 0 if result is None else len(result.skipped),
+                    "uncheckedFiles": 0 if result is None else len(result.unchecked),
                 },
             }
         ],

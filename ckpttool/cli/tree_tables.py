@@ -81,20 +81,20 @@ _FEWEST_ROWS = 3
 _LEAST_ROOM, _LEAST_FLOW = 10, 4
 
 
-def render_tree(found: CheckpointSummary, view: TreeView) -> str:
+def render_tree(summary: CheckpointSummary, view: TreeView) -> str:
     """Return the tree with a header, the format's own details, and notes."""
-    around = [] if view.quiet else _surrounding_parts(found, view)
+    around = [] if view.quiet else _surrounding_parts(summary, view)
     room = None if view.screen is None else _remaining_lines(view.screen, around)
     if around and room is not None and room < _LEAST_ROOM:
         # What the networks compute comes before the numbers of each role, which --json and pipes list.
-        head, flow = _header_lines(found, roles=False), _network_lines(found, view, short=True)
+        head, flow = _header_lines(summary, roles=False), _network_lines(summary, view, short=True)
         most = max(_LEAST_FLOW, _remaining_lines(view.screen or 0, [head, *around[1:]]) - _FEWEST_ROWS - 2)
         if len(flow) > most:
             hidden = format_count(len(flow) - most + 1, "more line")
             flow = [*flow[: most - 1], dim(f"{hidden}: --all shows them")]
         around = [[*head, *flow], *around[1:]]
         room = _remaining_lines(view.screen or 0, around)
-    body = _TreeRows(found, view, room).render()
+    body = _TreeRows(summary, view, room).render()
     parts = [*around[:1], body, *around[1:]]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
@@ -184,11 +184,11 @@ def _frozen_suffix(summary: CheckpointSummary) -> str:
 class _TreeRows:
     """The rows of one tree: every level, or those that fit into `room` lines."""
 
-    def __init__(self, found: CheckpointSummary, view: TreeView, room: int | None) -> None:
+    def __init__(self, summary: CheckpointSummary, view: TreeView, room: int | None) -> None:
         details = view.whole or view.keys or view.aliases
-        self.outline = ListingOutline(found.modules, view.sort, whole=details)
+        self.outline = ListingOutline(summary.modules, view.sort, whole=details)
         self.view = view
-        self.scalars = ScalarReader(found.checkpoint)
+        self.scalars = ScalarReader(summary.checkpoint)
         self.most, self.depth = None, view.depth
         if room is not None and not details and view.depth is None:
             # The title of the columns and the line on hidden levels take one line each.
@@ -247,9 +247,9 @@ class _TreeRows:
         return _entry_line(level, name, entry, self.view, self.scalars)
 
 
-def list_rows(found: CheckpointSummary, *, whole: bool) -> list[ColumnLine]:
+def list_rows(summary: CheckpointSummary, *, whole: bool) -> list[ColumnLine]:
     """Return all rows of the tree, with aliases; without `whole`, alike siblings share a row."""
-    return list(_TreeRows(found, TreeView(aliases=whole, whole=whole), None).lines())
+    return list(_TreeRows(summary, TreeView(aliases=whole, whole=whole), None).lines())
 
 
 def _leave_out(lines: list[ColumnLine], over: int) -> list[ColumnLine]:

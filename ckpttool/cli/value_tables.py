@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from ckpttool.verification.moments import Moments
 
 
-def render_digest(found: Digest, compared: DigestComparison | None, *, quiet: bool) -> str:
+def render_digest(digest: Digest, compared: DigestComparison | None, *, quiet: bool) -> str:
     """Return one line per tensor in sha256sum's format, then the whole and the comparison."""
-    lines = [f"{tensor.sha256}  {clean(tensor.path)}" for tensor in found.tensors]
-    lines += ["", f"{found.sha256}  {clean(found.path)}"]
-    lines += [] if quiet else [f"checksums: {found.checksums}"]
+    lines = [f"{tensor.sha256}  {clean(tensor.path)}" for tensor in digest.tensors]
+    lines += ["", f"{digest.sha256}  {clean(digest.path)}"]
+    lines += [] if quiet else [f"checksums: {digest.checksums}"]
     if compared is not None:
         lines += labeled_lines("differs", compared.different)
         lines += labeled_lines("only here", compared.only_here)
@@ -48,27 +48,27 @@ _MEASURES = "relative: largest |a - b| / max(|a|, |b|); cosine: 1 for equal dire
 _HEADS = ("min", "max", "mean", "std")
 
 
-def render_stats(found: Stats, depth: int | None, sort: str, *, quiet: bool) -> str:
+def render_stats(stats: Stats, depth: int | None, sort: str, *, quiet: bool) -> str:
     """Return a line per tensor, or with `depth` per module down to that level, then warning signs."""
     if depth is not None:
-        deep = [module for module in found.modules if module.path and module.path.count("/") < depth]
-        rows = [(module.path, module.moments, "") for module in (*deep, found.modules[0])]
+        deep = [module for module in stats.modules if module.path and module.path.count("/") < depth]
+        rows = [(module.path, module.moments, "") for module in (*deep, stats.modules[0])]
     else:
         rows = [
-            (leaf.path, leaf.moments, _histogram_bars(leaf.histogram)) for leaf in _sort_tensors(found, sort)
+            (leaf.path, leaf.moments, _histogram_bars(leaf.histogram)) for leaf in _sort_tensors(stats, sort)
         ]
     lines = _moments_table(rows)
     lines += [
         f"{fit_path(clean(tensor.path), len(sign) + 2)}: {sign}"
-        for tensor in found.tensors
+        for tensor in stats.tensors
         for sign in tensor.signs
     ]
     if quiet:
         return "\n".join(lines)
-    if found.left_out:
-        lines.append(f"{format_count(len(found.left_out), 'tensor holds', 'tensors hold')} no numbers")
-    everything = "all values are finite" if found.finite else "some values are not finite"
-    return "\n".join([*lines, "", f"{format_count(len(found.tensors), 'tensor')}: {everything}"])
+    if stats.left_out:
+        lines.append(f"{format_count(len(stats.left_out), 'tensor holds', 'tensors hold')} no numbers")
+    everything = "all values are finite" if stats.finite else "some values are not finite"
+    return "\n".join([*lines, "", f"{format_count(len(stats.tensors), 'tensor')}: {everything}"])
 
 
 def _sort_tensors(stats: Stats, sort: str) -> Sequence[Any]:
@@ -108,20 +108,20 @@ def _histogram_bars(histogram: Sequence[int]) -> str:
     return "".join(_BARS[round(count / most * 7)] if count else " " for count in sums)
 
 
-def render_diff(found: Diff, *, whole: bool, quiet: bool, screen: int | None = None) -> str:
+def render_diff(diff: Diff, *, whole: bool, quiet: bool, screen: int | None = None) -> str:
     """Return verdict, measures, changes (all if `whole`), entries on one side only, and notes.
 
     `screen` is the number of lines that the text may have; None in a pipe.
     """
-    head = [] if quiet else [_diff_verdict(found)]
-    if not quiet and any(entry.values is not None for entry in found.changed):
+    head = [] if quiet else [_diff_verdict(diff)]
+    if not quiet and any(entry.values is not None for entry in diff.changed):
         head.append(wrap_sentence(_MEASURES))
-    notes = merge_default_sentences(() if quiet else found.notes)
-    tail = [] if quiet else _declared_lines(found, whole=whole)
+    notes = merge_default_sentences(() if quiet else diff.notes)
+    tail = [] if quiet else _declared_lines(diff, whole=whole)
     tail += [wrap_sentence(f"note: {clean(note)}") for note in notes]
     shown_lines = sum(line.count("\n") + 1 for line in (*head, *tail))
     for most in (None,) if whole else _MOST_CHANGES:
-        lines = _difference_lines(found, most)
+        lines = _difference_lines(diff, most)
         if screen is None or len(lines) + shown_lines <= screen:
             break
     return "\n".join((*head, *lines, *tail))
@@ -206,25 +206,25 @@ def _format_value(value: object) -> str:
     return shorten(clean(text), 60)
 
 
-def render_diagnosis(found: Diagnosis, *, quiet: bool, alone: bool = True) -> str:
+def render_diagnosis(diagnosis: Diagnosis, *, quiet: bool, alone: bool = True) -> str:
     """Return the verdict on loading, unless a listing precedes it, each finding with its fix, and notes."""
     from ckpttool.cli.tree_tables import verdict_line
 
-    lines = [verdict_line(found.loading)] if alone and not quiet and found.loading is not None else []
-    for number, finding in enumerate(found.findings):
+    lines = [verdict_line(diagnosis.loading)] if alone and not quiet and diagnosis.loading is not None else []
+    for number, finding in enumerate(diagnosis.findings):
         lines.append(wrap_sentence(f"{finding.topic}: {clean(finding.sentence)}"))
         # Several findings in a row with one fix: it is below the last one.
-        following = {other.fix for other in found.findings[number + 1 : number + 2]}
+        following = {other.fix for other in diagnosis.findings[number + 1 : number + 2]}
         if finding.fix and finding.fix not in following:
             lines.append(wrap_sentence(f"    fix: {clean(finding.fix)}"))
     if quiet:
         return "\n".join(lines)
-    lines += [wrap_sentence(f"note: {clean(note)}") for note in found.notes]
-    used = [entry for entry in found.ledger if entry.use == "used"]
+    lines += [wrap_sentence(f"note: {clean(note)}") for note in diagnosis.notes]
+    used = [entry for entry in diagnosis.ledger if entry.use == "used"]
     lines += [wrap_sentence(clean(line)) for line in sidecar.describe_entries(used)]
-    lines += [wrap_sentence(f"assumed: {clean(entry)}") for entry in _merge_assumptions(found.ledger)]
-    what = f"{clean(found.path)}: {found.format}, layout {found.layout or 'none recognised'}"
-    verdict = format_count(len(found.findings), "finding") if found.findings else "no problems found"
+    lines += [wrap_sentence(f"assumed: {clean(entry)}") for entry in _merge_assumptions(diagnosis.ledger)]
+    what = f"{clean(diagnosis.path)}: {diagnosis.format}, layout {diagnosis.layout or 'none recognised'}"
+    verdict = format_count(len(diagnosis.findings), "finding") if diagnosis.findings else "no problems found"
     return "\n".join([*lines, wrap_sentence(f"{what}: {verdict}")])
 
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 _DISCREPANCIES = 20
 
 
-def render_verification(found: Verification, *, quiet: bool) -> str:
+def render_verification(verification: Verification, *, quiet: bool) -> str:
     """Return a row per network, then the verdict; `quiet` omits the verdict, assumptions and notes."""
-    what = "network" if found.models is None else "output"
+    what = "network" if verification.models is None else "output"
     rows = [
         (
             n.name,
@@ -35,7 +35,7 @@ def render_verification(found: Verification, *, quiet: bool) -> str:
             *(f"{x:.2e}" if n.n else "-" for x in (n.max_abs, n.max_rel, n.error_a, n.error_b)),
             "yes" if n.within else "NO",
         )
-        for n in found.networks
+        for n in verification.networks
     ]
     columns = (
         (what, "left"),
@@ -46,20 +46,20 @@ def render_verification(found: Verification, *, quiet: bool) -> str:
         ("B-f64", "right"),
         ("within", "left"),
     )
-    ran = [f" ({backend})" if found.networks else "" for backend in found.backends]
+    ran = [f" ({backend})" if verification.networks else "" for backend in verification.backends]
     lines = [
-        f"A {clean(found.first)}{ran[0]}",
-        f"B {clean(found.second)}{ran[1]}",
+        f"A {clean(verification.first)}{ran[0]}",
+        f"B {clean(verification.second)}{ran[1]}",
         *([render_table(columns, rows)] if rows else []),
-        *([] if found.training is None else _training_table(found.training)),
-        *([] if found.models is None else _model_lines(found.models, found.networks)),
-        *_discrepancy_lines(found),
+        *([] if verification.training is None else _training_table(verification.training)),
+        *([] if verification.models is None else _model_lines(verification.models, verification.networks)),
+        *_discrepancy_lines(verification),
     ]
     if not quiet:
-        lines += render_remarks(found.assumed, found.notes, found.ledger)
-        lines.append(wrap_sentence(f"tolerance: {clean(found.tolerance)}"))
-        lines += [wrap_sentence(f"not compared: {clean(reason)}") for reason in found.not_compared]
-        lines.append(_verification_verdict(found))
+        lines += render_remarks(verification.assumed, verification.notes, verification.ledger)
+        lines.append(wrap_sentence(f"tolerance: {clean(verification.tolerance)}"))
+        lines += [wrap_sentence(f"not compared: {clean(reason)}") for reason in verification.not_compared]
+        lines.append(_verification_verdict(verification))
     return "\n".join(lines)
 
 
