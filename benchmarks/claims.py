@@ -82,12 +82,12 @@ def play(claim: Claim) -> dict[str, Any]:
     }
 
 
-def standard_errors(claim: Claim, found: dict[str, Any]) -> float | None:
+def standard_errors(claim: Claim, result: dict[str, Any]) -> float | None:
     """Return the difference of the means in standard errors of both sides (Welch)."""
     if claim.mean is None or claim.std is None or claim.episodes is None:
         return None
-    error = math.sqrt(found["std"] ** 2 / EPISODES + claim.std**2 / claim.episodes)
-    return (found["mean"] - claim.mean) / error if error else 0.0
+    error = math.sqrt(result["std"] ** 2 / EPISODES + claim.std**2 / claim.episodes)
+    return (result["mean"] - claim.mean) / error if error else 0.0
 
 
 def table(played: dict[str, dict[str, Any]], simulators: dict[str, dict[str, Any]]) -> str:

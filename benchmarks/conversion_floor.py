@@ -32,12 +32,12 @@ def pieces(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         yield at, flat[at : at + PIECE]
 
 
-def transpose(matrix: np.ndarray, made: np.ndarray, tile: np.ndarray) -> None:
-    """Fill `made` by tiles, as ckpttool/mapping/rules.py does: the fastest way that NumPy has."""
+def transpose(matrix: np.ndarray, array: np.ndarray, tile: np.ndarray) -> None:
+    """Fill `array` by tiles, as ckpttool/mapping/rules.py does: the fastest way that NumPy has."""
     view = tile[:, :MATRIX]
     for top in range(0, MATRIX, ROWS):
         view[...] = matrix[top : top + ROWS]
-        made[:, top : top + ROWS] = view.T
+        array[:, top : top + ROWS] = view.T
 
 
 def work(source: str, target: str, worker: int) -> None:

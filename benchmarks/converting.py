@@ -121,11 +121,11 @@ def commands(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def measured(folder: Path, found: Mapping[str, list[str]], rounds: int) -> dict[str, Cost]:
+def measured(folder: Path, result: Mapping[str, list[str]], rounds: int) -> dict[str, Cost]:
     """Run every command in turn, what it wrote removed before the next."""
-    runs: dict[str, list[Run]] = {name: [] for name in found}
+    runs: dict[str, list[Run]] = {name: [] for name in result}
     for _ in range(rounds):
-        for name, command in found.items():
+        for name, command in result.items():
             runs[name].append(once(command))
             for file in folder.glob("out.pt*"):
                 file.unlink()

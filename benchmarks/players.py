@@ -40,7 +40,7 @@ def _torch_actor(weights: str) -> Callable[[np.ndarray], np.ndarray]:
     return act
 
 
-def ours(env: str, weights: str, episodes: int, rows: int, backend: str = "numpy") -> tuple[int, float]:
+def play_ours(env: str, weights: str, episodes: int, rows: int, backend: str = "numpy") -> tuple[int, float]:
     """Play as `ckpttool eval` does."""
     from ckpttool.commands.evaluate import evaluate
     from ckpttool.evaluation.protocol import Protocol
@@ -52,7 +52,7 @@ def ours(env: str, weights: str, episodes: int, rows: int, backend: str = "numpy
 
 def ours_onnx(env: str, weights: str, episodes: int, rows: int) -> tuple[int, float]:
     """Play as `ckpttool eval --backend onnxruntime` does."""
-    return ours(env, weights, episodes, rows, "onnxruntime")
+    return play_ours(env, weights, episodes, rows, "onnxruntime")
 
 
 def no_policy(env: str, weights: str, episodes: int, rows: int) -> tuple[int, float]:  # noqa: ARG001
@@ -132,7 +132,7 @@ def pool(env: str, weights: str, episodes: int, rows: int) -> tuple[int, float]:
 
 
 PLAYERS: dict[str, Callable[[str, str, int, int], tuple[int, float]]] = {
-    player.__name__: player for player in (ours, ours_onnx, no_policy, loop, sb3, pool)
+    player.__name__: player for player in (play_ours, ours_onnx, no_policy, loop, sb3, pool)
 }
 
 if __name__ == "__main__":

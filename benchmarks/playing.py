@@ -72,7 +72,7 @@ def actor(sizes: tuple[int, ...]) -> dict[str, np.ndarray]:
     return weights
 
 
-def given(path: str) -> dict[str, np.ndarray]:
+def actor_weights(path: str) -> dict[str, np.ndarray]:
     """Return the weights of a TD3 actor of that file, in the same form."""
     import ckpttool
 
@@ -85,16 +85,16 @@ def given(path: str) -> dict[str, np.ndarray]:
     return weights
 
 
-def prepare(folder: Path, env: str, held: dict[str, np.ndarray]) -> str:
+def prepare(folder: Path, env: str, stored: dict[str, np.ndarray]) -> str:
     """Write the weights for the peers, and as the TD3 authors' file for us."""
     import torch
 
     path = folder / f"{env}.npz"
-    np.savez(path, **held)
+    np.savez(path, **stored)
     layers = {
         f"l{n + 1}.{name}": torch.tensor(value)
-        for n in range(len(held) // 2)
-        for name, value in (("weight", held[f"kernel{n}"].T.copy()), ("bias", held[f"bias{n}"]))
+        for n in range(len(stored) // 2)
+        for name, value in (("weight", stored[f"kernel{n}"].T.copy()), ("bias", stored[f"bias{n}"]))
     }
     torch.save(layers, folder / f"{env}_actor")
     return str(path)
@@ -141,7 +141,9 @@ def main(arguments: list[str] | None = None) -> int:
     status = 0
     for contest in CONTESTS:
         stored = (
-            given(options.cheetah) if options.cheetah and contest is CONTESTS[0] else actor(contest.sizes)
+            actor_weights(options.cheetah)
+            if options.cheetah and contest is CONTESTS[0]
+            else actor(contest.sizes)
         )
         with tempfile.TemporaryDirectory() as folder:
             weights = prepare(Path(folder), contest.env, stored)

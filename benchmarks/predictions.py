@@ -94,7 +94,7 @@ def available() -> list[str]:
     return [name for name in BACKENDS if name == "numpy" or importlib.util.find_spec(name) is not None]
 
 
-def compare(title: str, file: str, obs: np.ndarray, wanted: np.ndarray, facts: Any = None) -> Row:
+def compare(title: str, file: str, obs: np.ndarray, expected: np.ndarray, facts: Any = None) -> Row:
     """Return the differences of an agent's predictions from those of its library."""
     from ckpttool.evaluation.loaded_agent import load_agent
 
@@ -103,7 +103,7 @@ def compare(title: str, file: str, obs: np.ndarray, wanted: np.ndarray, facts: A
         actions, scale = agent._action_title(), _scale(agent, obs)
     for backend in available():
         with load_agent(file, facts=facts, backend=backend) as agent:
-            differences[backend] = float(np.abs(agent.predict(obs)[0] - wanted).max()) / scale
+            differences[backend] = float(np.abs(agent.predict(obs)[0] - expected).max()) / scale
     return Row(title, actions, scale, differences)
 
 

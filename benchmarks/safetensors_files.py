@@ -33,7 +33,7 @@ for tensor in load_file(sys.argv[1]).values():
 """
 
 
-def made(folder: Path) -> str:
+def write_file(folder: Path) -> str:
     """Write a file of 1 GiB in 32 tensors and return its path."""
     from ckpttool import save
     from ckpttool.core import Leaf, Tree, key
@@ -68,7 +68,7 @@ def reading(file: str) -> dict[str, list[str]]:
 def main() -> int:
     """Print both tables and the verdicts; return 1 if a promise is broken."""
     with tempfile.TemporaryDirectory() as folder:
-        file = made(Path(folder))
+        file = write_file(Path(folder))
         looked = compare(listing(file))
         read = compare(reading(file), rounds=5)
     print(table(looked, STARTED))

@@ -319,7 +319,7 @@ class Pretended(Context):
         return True
 
     @property
-    def place(self) -> Any:
+    def workspace(self) -> Any:
         import torch
 
         return torch.device("cpu")

@@ -139,9 +139,9 @@ def resident(context: Context) -> Found:
     for name, network in cases.items():
         policy = context.build(network)
         obs = networks.observations(network, 12)
-        tensor = policy.act(torch.from_numpy(obs).to(context.place))
+        tensor = policy.act(torch.from_numpy(obs).to(context.workspace))
         checks.append(Check(name, difference(tensor.cpu().numpy(), policy.step(obs)[0]), 1e-6))
-        checks.append(Check(f"{name}, off the device", float(tensor.device != context.place), 0))
+        checks.append(Check(f"{name}, off the device", float(tensor.device != context.workspace), 0))
     return checks
 
 
@@ -171,9 +171,11 @@ def tf32(context: Context) -> Found:
     with float32_products("tf32"):
         checks.append(Check("dense, where the caller has set TF32", error(network, obs), TF32_UNSEEN))
         checks.append(Check("convolution, where the caller has set TF32", error(image, images), TF32_UNSEEN))
-        x, eye = (torch.from_numpy(item).to(context.place) for item in (obs, np.eye(units, dtype=np.float32)))
+        x, eye = (
+            torch.from_numpy(item).to(context.workspace) for item in (obs, np.eye(units, dtype=np.float32))
+        )
         rounds = float((torch.mm(x, eye).double() - float(value)).abs().max())
-    if context.cuda and torch.cuda.get_device_capability(context.place) >= (8, 0):
+    if context.cuda and torch.cuda.get_device_capability(context.workspace) >= (8, 0):
         # Without it, a device that has no TF32 would pass the checks above.
         appears = error(network, obs, tf32=True)
         checks.append(Check("dense, TF32 on: the rounding shows", appears, 1e-4, "at least"))
@@ -250,7 +252,7 @@ def failing_capture(context: Context) -> Found:
     network = networks.normed()
     before, referee = context.build(network), context.referee(network)
     before.step(networks.observations(network, 7))
-    tensor = torch.ones(4, device=context.place)
+    tensor = torch.ones(4, device=context.workspace)
 
     def raises() -> list[Any]:
         doubled = tensor * 2
@@ -266,7 +268,7 @@ def failing_capture(context: Context) -> Found:
         raised = False
         try:
             with torch.inference_mode():
-                torch_programs.capture_graph(body, context.place)
+                torch_programs.capture_graph(body, context.workspace)
         except Exception:  # noqa: BLE001 - which one is the backend's matter
             raised = True
         checks.append(Check(f"{name} inside a capture is raised", float(raised), 1, "at least"))
@@ -286,11 +288,11 @@ def out_of_memory(context: Context) -> Found:
     network = networks.actor((1024, 1024))
     policy, referee = context.build(network), context.referee(network)
     policy.step(networks.observations(network, 8))
-    reserved = torch.cuda.memory_reserved(context.place)
-    total = torch.cuda.get_device_properties(context.place).total_memory
+    reserved = torch.cuda.memory_reserved(context.workspace)
+    total = torch.cuda.get_device_properties(context.workspace).total_memory
     room = 1 << 30
     rows = 4 * room // (4 * 1024)
-    torch.cuda.set_per_process_memory_fraction(min(1.0, (reserved + room) / total), context.place)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (reserved + room) / total), context.workspace)
     message, fits, kind = "no error", "", None
     try:
         try:
@@ -309,7 +311,7 @@ def out_of_memory(context: Context) -> Found:
             error = difference(action[:64], referee.step(obs[:64])[0])
             checks.append(Check("a batch of as many rows", error, TOLERANCE_32))
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, context.place)
+        torch.cuda.set_per_process_memory_fraction(1.0, context.workspace)
     checks.append(Check("the policy afterwards", worst(policy, network, referee, (1, 8, 64)), TOLERANCE_32))
     return checks
 
@@ -343,9 +345,9 @@ def busy(context: Context) -> Iterator[None]:
     def work() -> None:
         size = 2048 if context.cuda else 256
         with context.current(), torch.inference_mode():
-            stream = torch.cuda.Stream(context.place) if context.cuda else None
+            stream = torch.cuda.Stream(context.workspace) if context.cuda else None
             with torch.cuda.stream(stream):
-                x = torch.ones(size, size, device=context.place)
+                x = torch.ones(size, size, device=context.workspace)
                 while not stop.is_set():
                     for _ in range(8):
                         torch.mm(x, x)
@@ -435,24 +437,24 @@ def memory(context: Context) -> Found:
 
     def allocated() -> int:
         gc.collect()
-        return int(torch.cuda.memory_allocated(context.place))
+        return int(torch.cuda.memory_allocated(context.workspace))
 
-    def taken() -> int:
+    def used() -> int:
         gc.collect()
         if context.cuda:
             context.wait()
             torch.cuda.empty_cache()
-            free, total = torch.cuda.mem_get_info(context.place)
+            free, total = torch.cuda.mem_get_info(context.workspace)
             return int(total - free)
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * 4096
 
     for seed in range(times // 4):
         once(seed)
-    before = taken(), allocated() if context.cuda else 0
+    before = used(), allocated() if context.cuda else 0
     for seed in range(times):
         once(seed)
-    grown = (taken() - before[0]) / (1 << 20)
+    grown = (used() - before[0]) / (1 << 20)
     kind = "the device's" if context.cuda else "the process's"
     # A leak of one captured graph each would be above 200 MiB; libraries may take a workspace or two.
     checks: Found = [Check(f"{times} evaluations: {kind} memory", grown, 16, unit="MiB")]
@@ -488,11 +490,11 @@ def _played(context: Context, env: str, device: str, rows: int, play: RolloutSpe
         return rollouts(policy, environments, play)[0]
 
 
-def middle_difference(found: np.ndarray, expected: np.ndarray) -> float:
+def middle_difference(actual: np.ndarray, expected: np.ndarray) -> float:
     """Return the median over episodes of the differences, relative above 1; infinity for other numbers."""
-    if found.shape != expected.shape or not np.isfinite(found).all():
+    if actual.shape != expected.shape or not np.isfinite(actual).all():
         return math.inf
-    return float(np.median(abs(found - expected) / np.maximum(1.0, abs(expected))))
+    return float(np.median(abs(actual - expected) / np.maximum(1.0, abs(expected))))
 
 
 def device_rollouts(env: str) -> Callable[[Context], Found]:

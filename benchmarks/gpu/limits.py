@@ -73,7 +73,7 @@ def facts(context: Context) -> dict[str, Any]:
     require("torch")
     import torch
 
-    if context.cuda and not 0 <= (context.place.index or 0) < torch.cuda.device_count():
+    if context.cuda and not 0 <= (context.workspace.index or 0) < torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise Absent(
             f"PyTorch {torch.__version__} has no device {context.device!r}: it finds {count} CUDA devices; "
@@ -95,7 +95,7 @@ def facts(context: Context) -> dict[str, Any]:
         "driver": _driver(),
     }
     if context.cuda:
-        properties = torch.cuda.get_device_properties(context.place)
+        properties = torch.cuda.get_device_properties(context.workspace)
         versions["cuda"] = str(torch.version.cuda)
         device |= {
             "name": properties.name,
@@ -147,7 +147,7 @@ def launches(context: Context) -> list[Check | Figure]:
     require("torch")
     import torch
 
-    one = torch.zeros(1, device=context.place)
+    one = torch.zeros(1, device=context.workspace)
 
     def waited() -> None:
         one.zero_()
@@ -178,7 +178,7 @@ def copies(context: Context) -> list[Check | Figure]:
     figures: list[Check | Figure] = []
     for size in (68, (16 if context.quick else 64) << 20):
         room = torch.empty(size, dtype=torch.uint8, pin_memory=context.cuda)
-        there = torch.empty(size, dtype=torch.uint8, device=context.place)
+        there = torch.empty(size, dtype=torch.uint8, device=context.workspace)
 
         def both(room: Any = room, there: Any = there) -> None:
             there.copy_(room, non_blocking=True)
@@ -208,8 +208,8 @@ def products(context: Context) -> list[Check | Figure]:
     figures: list[Check | Figure] = []
     for rows in (1, 1024, 2048 if context.quick else 16384):
         for units in (256, 1024):
-            x, kernel = (torch.randn(n, units, device=context.place) for n in (rows, units))
-            out = torch.empty(rows, units, device=context.place)
+            x, kernel = (torch.randn(n, units, device=context.workspace) for n in (rows, units))
+            out = torch.empty(rows, units, device=context.workspace)
             with torch.inference_mode(), float32_products("ieee"):
                 times = in_turn(
                     {"mm": lambda x=x, kernel=kernel, out=out: torch.mm(x, kernel, out=out)},
@@ -227,7 +227,7 @@ def memory(context: Context) -> list[Check | Figure]:
     import torch
 
     size = (1 << 30) if context.cuda and not context.quick else (128 << 20)
-    one, other = (torch.zeros(size // 4, device=context.place) for _ in range(2))
+    one, other = (torch.zeros(size // 4, device=context.workspace) for _ in range(2))
     times = in_turn({"copy": lambda: other.copy_(one)}, context.wait, context.budget_s)
     rate = 2 * size / statistics.median(times["copy"])
     return [Figure("copy within the device's memory", rate / 1e9, "GB/s", {"bytes": size})]

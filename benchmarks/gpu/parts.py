@@ -125,7 +125,7 @@ class Context:
         return 0.05 if self.quick else 0.4
 
     @property
-    def place(self) -> Any:
+    def workspace(self) -> Any:
         """The device with its index, as PyTorch names it."""
         import torch
 
@@ -145,7 +145,7 @@ class Context:
         if self.cuda:
             import torch
 
-            torch.cuda.synchronize(self.place)
+            torch.cuda.synchronize(self.workspace)
 
     def current(self) -> Any:
         """Return a context in which the device is PyTorch's current one."""
@@ -153,7 +153,7 @@ class Context:
             return nullcontext()
         import torch
 
-        return torch.cuda.device(self.place)
+        return torch.cuda.device(self.workspace)
 
     def require_cuda(self, feature: str) -> None:
         """Raise Absent unless the device is a GPU."""
@@ -272,17 +272,17 @@ def backend(name: str) -> Any:
     return plugins.find("backends", name).load()
 
 
-def difference(found: Any, expected: Any) -> float:
+def difference(result: Any, expected: Any) -> float:
     """Return the largest error, relative where the expected number is above 1; infinity for other shapes."""
-    actual_values, reference = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    actual_values, reference = np.asarray(result, np.float64), np.asarray(expected, np.float64)
     if actual_values.shape != reference.shape or not np.isfinite(actual_values).all():
         return math.inf
     return float((abs(actual_values - reference) / np.maximum(1.0, abs(reference))).max(initial=0.0))
 
 
-def unlike(found: Any, expected: Any) -> float:
+def unlike(result: Any, expected: Any) -> float:
     """Return how many elements are not the same bits; infinity for another shape or type."""
-    actual_array, expected_array = np.asarray(found), np.asarray(expected)
+    actual_array, expected_array = np.asarray(result), np.asarray(expected)
     if actual_array.shape != expected_array.shape or actual_array.dtype != expected_array.dtype:
         return math.inf
     bits = f"u{actual_array.dtype.itemsize}"

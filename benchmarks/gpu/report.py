@@ -55,9 +55,9 @@ def figures(result: Result) -> list[Figure]:
     ]
 
 
-def pick(found: Iterable[Figure], name: str, **settings: int | str) -> Iterator[Figure]:
+def pick(result: Iterable[Figure], name: str, **settings: int | str) -> Iterator[Figure]:
     """Yield the figures of that name and these settings."""
-    for figure in found:
+    for figure in result:
         if figure["name"] == name and settings.items() <= figure["settings"].items():
             yield figure
 

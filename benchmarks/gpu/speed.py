@@ -38,11 +38,11 @@ def latencies(hidden: str) -> Callable[[Context], Found]:
         import torch
 
         network = networks.actor(networks.HIDDEN[hidden])
-        policy, module = context.build(network), networks.module(network).to(context.place)
+        policy, module = context.build(network), networks.module(network).to(context.workspace)
         results: Found = []
         for rows in (1, 16, 256) if context.quick else ROWS:
             obs = networks.observations(network, rows)
-            there = torch.from_numpy(obs).to(context.place)
+            there = torch.from_numpy(obs).to(context.workspace)
             with torch.inference_mode(), float32_products("ieee"):
                 if (too_slow := _slow(lambda obs=obs: policy.step(obs))) is not None:
                     settings = {"network": hidden, "rows": rows}
@@ -67,7 +67,7 @@ def _host(context: Context, policy: Any, module: Any, obs: np.ndarray, hidden: s
     """Measure observations and actions as arrays of the host."""
     import torch
 
-    device = context.place
+    device = context.workspace
 
     def eager() -> np.ndarray:
         actions: np.ndarray = module(torch.from_numpy(obs).to(device)).cpu().numpy()
@@ -102,14 +102,14 @@ def _on_device(
     import torch
 
     kernels = [
-        torch.from_numpy(node.layer.kernel).to(context.place)
+        torch.from_numpy(node.layer.kernel).to(context.workspace)
         for node in network.nodes
         if isinstance(node.layer, Dense)
     ]
-    hidden_rows = [torch.empty(len(there), kernel.shape[1], device=context.place) for kernel in kernels]
+    hidden_rows = [torch.empty(len(there), kernel.shape[1], device=context.workspace) for kernel in kernels]
     units = networks.HIDDEN[hidden][0]
-    square = torch.randn(units, units, device=context.place)
-    wide, out = (torch.randn(len(there), units, device=context.place) for _ in range(2))
+    square = torch.randn(units, units, device=context.workspace)
+    wide, out = (torch.randn(len(there), units, device=context.workspace) for _ in range(2))
 
     def products() -> None:
         x = there
@@ -265,7 +265,7 @@ def plain_pendulum(context: Context, network: Network, rows: int) -> float:
     """Return the steps per second of Pendulum in a loop of eager PyTorch that counts returns alone."""
     import torch
 
-    module, device = networks.module(network).to(context.place), context.place
+    module, device = networks.module(network).to(context.workspace), context.workspace
     angle = torch.rand(rows, dtype=torch.float64, device=device)
     speed = torch.zeros(rows, dtype=torch.float64, device=device)
     returns = torch.zeros(rows, dtype=torch.float64, device=device)

@@ -52,7 +52,7 @@ def first_action(context: Context) -> Found:
     """Measure whole fresh processes in turn; each must end well."""
     require("torch")
     (path,) = networks.write_agents(context.folder, 1)
-    device = str(context.place)
+    device = str(context.workspace)
     programs = {
         IMPORT: ["import torch"],
         READY: [f"import torch; torch.zeros(1, device={device!r}).cpu()"],
@@ -89,7 +89,7 @@ def command(context: Context) -> Found:
     count = 4 if context.quick else 64
     paths = networks.write_agents(context.folder, count)
     common = ["eval", "--env", "Pendulum-v1", "--engine", "device", "--backend", "torch", "--quiet"]
-    common += ["--device", str(context.place), "--episodes", "5"]
+    common += ["--device", str(context.workspace), "--episodes", "5"]
     times: dict[str, list[float]] = {"one": [], "all": []}
     for _ in range(1 if context.quick else 2):
         for name, files in {"one": paths[:1], "all": paths}.items():

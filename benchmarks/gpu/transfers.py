@@ -99,12 +99,12 @@ def counting(context: Context) -> Found:
     require("torch")
     import torch
 
-    there = torch.zeros(3, device=context.place)
+    there = torch.zeros(3, device=context.workspace)
 
     def work(times: int) -> Callable[[], object]:
         def copy() -> None:
             for _ in range(times):
-                torch.tensor([1.0, 2.0], device=context.place)
+                torch.tensor([1.0, 2.0], device=context.workspace)
                 float(there[0])
 
         def inferred() -> None:
