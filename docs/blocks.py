@@ -41,7 +41,7 @@ class Block:
     notes: dict[str, str]
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """File and line of the block."""
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
@@ -94,7 +94,7 @@ def differs(block: Block, printed: str) -> str:
         return ""
     pairs = zip([*shown, ""], [*expected, ""], strict=False)
     old, new = next(pair for pair in pairs if pair[0] != pair[1])
-    return f"{block.place}: expected {old!r}, printed {new!r}"
+    return f"{block.location}: expected {old!r}, printed {new!r}"
 
 
 def varying(block: Block) -> re.Pattern[str]:

@@ -59,13 +59,13 @@ def _class(name: str, kind: type) -> str:
 def _module(name: str, module: ModuleType) -> str:
     import ckpttool
 
-    own = [each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__]
+    own = [item for item in vars(module).values() if getattr(item, "__module__", "") == module.__name__]
     # A package has its public names in a list.
-    own = [getattr(module, each) for each in getattr(module, "__all__", ())] or [
-        each for each in own if isinstance(each, type)
+    own = [getattr(module, item) for item in getattr(module, "__all__", ())] or [
+        item for item in own if isinstance(item, type)
     ]
-    kinds = (each for each in own if getattr(ckpttool, each.__name__, None) is not each)
-    rows = "".join(f"- `{each.__name__}`: {_first(each).rstrip('.')}\n" for each in kinds)
+    kinds = (item for item in own if getattr(ckpttool, item.__name__, None) is not item)
+    rows = "".join(f"- `{item.__name__}`: {_first(item).rstrip('.')}\n" for item in kinds)
     return f"### {name}\n\n{_first(module)}\n\n{rows}\n"
 
 

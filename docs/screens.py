@@ -68,12 +68,12 @@ class Folder:
 
     def run(self, block: Block) -> str:
         """Run a block and return its output; raise AssertionError for an unexpected exit status."""
-        status, output = self.begun(block)
+        status, output = self.started(block)
         if status != int(block.notes.get("exits", "0")):
-            raise AssertionError(f"{block.place} ended with {status}:\n{output}")
+            raise AssertionError(f"{block.location} ended with {status}:\n{output}")
         return output
 
-    def begun(self, block: Block) -> tuple[int, str]:
+    def started(self, block: Block) -> tuple[int, str]:
         """Run a block; return the exit status and the output."""
         lines = block.text.splitlines()
         plain = [match for line in lines if (match := PLAIN.fullmatch(line)) is not None]

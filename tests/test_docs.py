@@ -45,7 +45,7 @@ def named(page: Path) -> str:
 class Quick(Folder):
     """The folder of a page, whose programs start in processes that have imported what takes long."""
 
-    def begun(self, block: Block) -> tuple[int, str]:
+    def started(self, block: Block) -> tuple[int, str]:
         # Keras computes by TensorFlow here. What imports neither needs NumPy, which both have imported.
         imported = {name.replace("keras", "tensorflow") for name in IMPORTED.findall(block.text)} or {"torch"}
         if block.tag == "python" and len(imported) == 1:
@@ -65,13 +65,13 @@ class Quick(Folder):
 
 def test_every_block_says_what_it_is() -> None:
     for block in (block for page in PAGES for block in blocks(page)):
-        assert block.tag in (*RUN, *DATA), f"{block.place} is tagged {block.tag!r}"
-        assert str(ROOT) not in block.text, f"{block.place} names the folder in which it was made"
+        assert block.tag in (*RUN, *DATA), f"{block.location} is tagged {block.tag!r}"
+        assert str(ROOT) not in block.text, f"{block.location} names the folder in which it was made"
         assert block.tag != "json" or json.loads(block.text) is not None
         assert block.tag != "toml" or tomllib.loads(block.text)
         assert block.notes.get("not run", "a reason").strip()
         if block.tag == "sh" and block.runs:
-            assert "pip install" not in block.text, f"{block.place} would install something"
+            assert "pip install" not in block.text, f"{block.location} would install something"
 
 
 def test_readers_see_the_name_of_a_file_above_its_block() -> None:
@@ -81,7 +81,7 @@ def test_readers_see_the_name_of_a_file_above_its_block() -> None:
             if (name := block.notes.get("file")) is not None:
                 near = lines[max(0, block.line - 8) : block.line - 1]
                 above = " ".join(line for line in near if "<!--" not in line)
-                assert f"`{name}`" in above, f"{block.place} does not name {name}"
+                assert f"`{name}`" in above, f"{block.location} does not name {name}"
 
 
 def marked(page: Path) -> Any:
