@@ -121,9 +121,9 @@ def outcomes(there: dict[str, object]) -> dict[str, str]:
     """Run all attacks in this process."""
     names: dict[str, object] = {"there": there}
     exec(PROGRAM, names)
-    found = names["results"]
-    assert isinstance(found, dict)
-    return found
+    result = names["results"]
+    assert isinstance(result, dict)
+    return result
 
 
 def parse_done(text: str) -> set[str]:

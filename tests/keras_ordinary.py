@@ -522,25 +522,25 @@ def registries(folder: Path) -> dict[str, Any]:
     del folder
     serialization.populate_deserializable_objects()
     initializers.populate_deserializable_objects()
-    exported = {name: each for name, each in REGISTERED_NAMES_TO_OBJS.items() if callable(each)}
-    symbols = {name: each for name, each in tf_export._NAME_TO_SYMBOL_MAPPING.items() if callable(each)}
+    exported = {name: item for name, item in REGISTERED_NAMES_TO_OBJS.items() if callable(item)}
+    symbols = {name: item for name, item in tf_export._NAME_TO_SYMBOL_MAPPING.items() if callable(item)}
     return {
-        "classes": {name: each.__name__ for name, each in exported.items() if isinstance(each, type)},
-        "functions": [name for name, each in exported.items() if not isinstance(each, type)],
+        "classes": {name: item.__name__ for name, item in exported.items() if isinstance(item, type)},
+        "functions": [name for name, item in exported.items() if not isinstance(item, type)],
         "operations": sorted(
-            each.__name__ for each in _subclasses(keras.Operation) if ".ops." in each.__module__
+            item.__name__ for item in _subclasses(keras.Operation) if ".ops." in item.__module__
         ),
         "tf_keras": {
             "layers": sorted(serialization.LOCAL.ALL_OBJECTS),
             "initializers": sorted(initializers.LOCAL.ALL_OBJECTS),
             **{
                 module.__name__.rpartition(".")[2]: [
-                    name for name, each in vars(module).items() if callable(each)
+                    name for name, item in vars(module).items() if callable(item)
                 ]
                 for module in (constraints, losses, metrics, regularizers)
             },
         },
-        "symbols": {name: _defined_in(each) for name, each in symbols.items()},
+        "symbols": {name: _defined_in(item) for name, item in symbols.items()},
     }
 
 

@@ -370,7 +370,7 @@ def _composed() -> dict[str, Pair]:
 PAIRS: dict[str, Pair] = {**_dense(), **_convolutions(), **_norms(), **_recurrent(), **_composed()}
 
 
-def given(name: str) -> np.ndarray:
+def layer_input(name: str) -> np.ndarray:
     """Return the input of a layer."""
     pair = PAIRS[name]
     generator = np.random.default_rng(3)
@@ -435,25 +435,25 @@ def torch_build(folder: Path, names_wanted: list[str]) -> None:
         pair = PAIRS[name]
         if not pair.torch or pair.only == FROM_KERAS:
             continue
-        place = folder / str(number(name))
-        place.mkdir(parents=True, exist_ok=True)
+        position = folder / str(number(name))
+        position.mkdir(parents=True, exist_ok=True)
         module = torch.nn.ModuleDict({"layer": eval(pair.torch, names)})
         for key, tensor in module.state_dict().items():
             if tensor.is_floating_point():
                 value = torch.randn(tensor.shape, generator=generator) * 0.4
                 tensor.copy_(value.abs() + 0.5 if key.endswith("running_var") else value)
         module.eval()
-        np.save(place / "torch.npy", torch_call(pair, module["layer"], given(name)))
-        torch.save(module.state_dict(), place / "torch.pt")
+        np.save(position / "torch.npy", torch_call(pair, module["layer"], layer_input(name)))
+        torch.save(module.state_dict(), position / "torch.pt")
         # Parametrised modules are not pickled.
         with contextlib.suppress(RuntimeError):
-            torch.save(module, place / "torch_whole.pt")
+            torch.save(module, position / "torch_whole.pt")
 
 
 def torch_load(jobs: dict[str, list[str]]) -> dict[str, Any]:
     names = torch_modules()
     torch = names["torch"]
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, files in jobs.items():
         pair = PAIRS[name]
         for file in files:
@@ -461,10 +461,10 @@ def torch_load(jobs: dict[str, list[str]]) -> dict[str, Any]:
                 module = torch.nn.ModuleDict({"layer": eval(pair.torch, names)})
                 module.load_state_dict(torch.load(file, weights_only=True), strict=True)
                 module.eval()
-                found[file] = torch_call(pair, module["layer"], given(name)).tolist()
+                result[file] = torch_call(pair, module["layer"], layer_input(name)).tolist()
             except Exception as error:  # noqa: BLE001
-                found[file] = f"{type(error).__name__}: {error}"
-    return found
+                result[file] = f"{type(error).__name__}: {error}"
+    return result
 
 
 # --- Keras -------------------------------------------------------------------------------------------
@@ -547,7 +547,7 @@ def keras_build(folder: Path, names_wanted: list[str]) -> None:
                 continue
             value = generator.standard_normal(tuple(variable.shape)).astype(np.float32) * 0.4
             variable.assign(np.abs(value) + 0.5 if "variance" in variable.path else value)
-        np.save(saved / "keras.npy", keras_call(pair, layer, given(name)))
+        np.save(saved / "keras.npy", keras_call(pair, layer, layer_input(name)))
         tf.train.Checkpoint(layer=layer).write(str(saved / "keras" / "ckpt"))
         model.save(saved / "model.keras")
         model.save_weights(saved / "model.weights.h5")
@@ -576,7 +576,7 @@ def keras_load(jobs: dict[str, list[str]]) -> dict[str, Any]:
                 else:
                     status = tf.train.Checkpoint(layer=layer).restore(file)
                     status.assert_existing_objects_matched()
-                outputs[file] = keras_call(pair, layer, given(name)).tolist()
+                outputs[file] = keras_call(pair, layer, layer_input(name)).tolist()
             except Exception as error:  # noqa: BLE001
                 outputs[file] = f"{type(error).__name__}: {str(error)[:600]}"
     return outputs
@@ -618,7 +618,7 @@ class Cell(NamedTuple):
     assumed: tuple[str, ...]
     reason: str
 
-    def fault(self, answer: Any, wanted: Path) -> str:
+    def fault(self, answer: Any, requested: Path) -> str:
         """Return what is wrong, "" if nothing is; `answer` are outputs, or why the target does not load."""
         pair = PAIRS[self.name]
         alone = not (pair.torch and pair.keras)
@@ -632,7 +632,7 @@ class Cell(NamedTuple):
             return "written, and has no equivalent" if decided or not pair.known else ""
         if isinstance(answer, str):
             return answer if decided and not needed else ""
-        outputs, expected = np.array(answer), np.load(wanted)
+        outputs, expected = np.array(answer), np.load(requested)
         equal = outputs.shape == expected.shape and float(np.abs(outputs - expected).max()) <= TOLERANCE
         return "" if equal or (self.assumed and not decided) else "other outputs, and nothing said"
 

@@ -73,8 +73,8 @@ class Attention(nn.Module):
 
 
 class _Own(nn.Module):
-    def attended(self, *given: torch.Tensor) -> torch.Tensor:
-        q, k, v = (one.reshape(*one.shape[:2], 2, 4).transpose(1, 2) for one in given)
+    def attended(self, *inputs: torch.Tensor) -> torch.Tensor:
+        q, k, v = (one.reshape(*one.shape[:2], 2, 4).transpose(1, 2) for one in inputs)
         attended = nn.functional.scaled_dot_product_attention(q, k, v)
         return attended.transpose(1, 2).flatten(2)
 

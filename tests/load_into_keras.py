@@ -24,12 +24,12 @@ def products(tf: Any, folder: Path) -> dict[str, Any]:
             super().__init__()
             self.turned, self.w, self.b = turned, tf.Variable(tf.eye(3)), tf.Variable(tf.zeros(3))
 
-        def __call__(self, given: Any) -> Any:
-            return tf.matmul(given, self.w, transpose_b=self.turned) + self.b
+        def __call__(self, inputs: Any) -> Any:
+            return tf.matmul(inputs, self.w, transpose_b=self.turned) + self.b
 
     class Silent(Layer):  # type: ignore[misc]
-        def __call__(self, given: Any, other: Any) -> Any:
-            return given + other
+        def __call__(self, inputs: Any, other: Any) -> Any:
+            return inputs + other
 
     np.savez(folder / "north.npz", **{"north.weight": matrix, "north.bias": np.zeros(3, np.float32)})
     assumptions = {}
@@ -52,8 +52,8 @@ def vectors_of_root(keras: Any, folder: Path) -> list[list[str]]:
             self.first = keras.layers.Dense(3)
             self.scale = self.add_weight(shape=(3,), name="scale")
 
-        def call(self, given: Any) -> Any:
-            return self.first(given) * self.scale
+        def call(self, inputs: Any) -> Any:
+            return self.first(inputs) * self.scale
 
     model = Scaled()
     model(np.zeros((1, 2), np.float32))
@@ -65,7 +65,7 @@ def vectors_of_root(keras: Any, folder: Path) -> list[list[str]]:
 
 def statistics(keras: Any, folder: Path) -> dict[str, Any]:
     """Fill models with a normalization from a program without one, and save them filled."""
-    found = {}
+    statistics = {}
     x = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
     for name in ("identity", "adapted"):
         normalization = keras.layers.Normalization()
@@ -75,12 +75,12 @@ def statistics(keras: Any, folder: Path) -> dict[str, Any]:
             normalization.adapt(np.arange(9, dtype=np.float32).reshape(3, 3))
         try:
             done = ckpttool.load_into(model, folder / "linear.pt", verify=False)
-            found[name] = [done.complete, any("adapt_mean" in each for each in done.report.assumed)]
+            statistics[name] = [done.complete, any("adapt_mean" in item for item in done.report.assumed)]
         except MappingError:
-            found[name] = [False, False]
+            statistics[name] = [False, False]
         model.save(folder / f"{name}.keras")
         np.save(folder / f"{name}.npy", np.asarray(model(x)))
-    return found
+    return statistics
 
 
 def filled(folder: Path) -> dict[str, Any]:
@@ -114,8 +114,8 @@ def filled(folder: Path) -> dict[str, Any]:
             super().__init__()
             self.l1, self.l2, self.l3 = (keras.layers.Dense(n) for n in (64, 64, 1))
 
-        def call(self, given: Any) -> Any:
-            return self.l3(self.l2(self.l1(given)))
+        def call(self, inputs: Any) -> Any:
+            return self.l3(self.l2(self.l1(inputs)))
 
     def refused(what: Any, *more: Any, **options: Any) -> str:
         before = [value.numpy() for value in what.variables]

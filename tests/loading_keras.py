@@ -50,24 +50,24 @@ def load_all(folder: Path) -> dict[str, Any]:
         "numbered": sequential,
         "part": built(Model()),
     }
-    found = {}
+    result = {}
     cases = json.loads((folder / "lines.json").read_text())
     for name, model in models.items():
         scope = {"tf": tf, "shutil": shutil, "model": model, "policy": model, "net": model}
         scope["model_state_dict"] = model
         exec("\n".join(cases[name]), scope)
-        found[name] = model(obs).numpy().tolist()
+        result[name] = model(obs).numpy().tolist()
     policy = TD3(AgentSpec(3, 1, 2.0, (64, 64), 1e-3, adam_epsilon=1e-8))
     exec("\n".join(cases["agent"]), {"tf": tf, "policy": policy})
-    found["agent"] = policy.actor(obs).numpy().tolist()
+    result["agent"] = policy.actor(obs).numpy().tolist()
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         shapes = {"fc1": (3, 8), "fc2": (8, 8), "fc3": (8, 1)}
         for layer, shape in shapes.items():
             tf.compat.v1.get_variable(f"{layer}/kernel", shape)
             tf.compat.v1.get_variable(f"{layer}/bias", shape[1:])
         exec("\n".join(cases["variables"]), {"tf": tf, "session": session})
-        found["variables"] = session.run("fc1/kernel/Read/ReadVariableOp:0").tolist()
-    return found
+        result["variables"] = session.run("fc1/kernel/Read/ReadVariableOp:0").tolist()
+    return result
 
 
 def restore_beside(folder: Path) -> dict[str, str]:

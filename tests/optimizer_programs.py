@@ -94,7 +94,7 @@ def _noted(agent: Any, file: Path) -> None:
     np.savez(file, **{name.replace("/", "_"): variable.numpy() for name, variable in pairs})
 
 
-def _made(cls: Any, settings: dict[str, Any], rate: float = RATE) -> Any:
+def _build_optimizer(cls: Any, settings: dict[str, Any], rate: float = RATE) -> Any:
     return cls(learning_rate=rate, **settings)
 
 
@@ -116,7 +116,7 @@ def train(folder: Path) -> list[str]:
         for case, (cls, settings, _, _) in CASES.items():
             if not hasattr(classes, cls):
                 continue
-            agent = _agent(tf, keras, _made(getattr(classes, cls), settings))
+            agent = _agent(tf, keras, _build_optimizer(getattr(classes, cls), settings))
             _go_on(agent, 0)
             name = f"{family}-{case}"
             tf.train.Checkpoint(policy=agent).write(str(folder / f"{name}-1"))
@@ -183,7 +183,7 @@ def _train_tiny(tf: Any, folder: Path) -> None:
 
     for case, scale in TINY.items():
         settings = {**CASES[case][1], "epsilon": 1e-7}
-        agent = _agent(tf, keras, _made(getattr(keras.optimizers, CASES[case][0]), settings))
+        agent = _agent(tf, keras, _build_optimizer(getattr(keras.optimizers, CASES[case][0]), settings))
         _go_on(agent, 0, scale)
         tf.train.Checkpoint(policy=agent).write(str(folder / f"tiny-{case}-1"))
         _go_on(agent, STEPS, scale)
@@ -197,7 +197,7 @@ def resume(folder: Path) -> list[str]:
 
     done = []
     for case, (cls, settings, _, _) in CASES.items():
-        agent = _agent(tf, keras, _made(getattr(keras.optimizers, cls), settings, rate=0.5))
+        agent = _agent(tf, keras, _build_optimizer(getattr(keras.optimizers, cls), settings, rate=0.5))
         agent.actor_optimizer.build(agent.actor.trainable_variables)
         tf.train.Checkpoint(policy=agent).restore(str(folder / f"torch-{case}-1")).assert_consumed()
         _go_on(agent, STEPS)

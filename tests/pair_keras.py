@@ -498,9 +498,9 @@ def preactivated(shared: bool = True, normed: bool = True, shortcut: bool = True
 def branches(order: str = "1 3 5 pool", pool: str = "max", dilation: int = 1) -> Any:
     """Parallel convolutions of several sizes, and a pooled branch."""
     x = layers.Input((8, 8, 4))
-    made = (layers.MaxPooling2D if pool == "max" else layers.AveragePooling2D)(3, 1, "same")(x)
+    output = (layers.MaxPooling2D if pool == "max" else layers.AveragePooling2D)(3, 1, "same")(x)
     parts = {"1": _conv(3, 1, "one")(x), "3": _conv(4, 3, "three", dilation_rate=dilation)(x)}
-    parts |= {"5": _conv(3, 5, "five")(x), "pool": _conv(3, 1, "pooled")(made)}
+    parts |= {"5": _conv(3, 5, "five")(x), "pool": _conv(3, 1, "pooled")(output)}
     y = layers.ReLU()(layers.Concatenate()([parts[name] for name in order.split()]))
     y = layers.Conv2D(5, 3, activation="relu", name="mix")(y)
     return keras.Model(x, layers.Dense(2, name="head")(_mean(y)))
@@ -554,8 +554,8 @@ def mixer(turned: bool = True, skip: bool = True, pool: str = "mean", activation
     x = layers.Add()([x, y]) if skip else y
     y = layers.LayerNormalization(name="norm2")(x)
     x = layers.Add()([x, layers.Dense(8, name="down")(layers.Dense(12, activation="gelu", name="up")(y))])
-    made = (layers.GlobalAveragePooling1D if pool == "mean" else layers.GlobalMaxPooling1D)()(x)
-    return keras.Model(inputs, layers.Dense(3, name="head")(made))
+    output = (layers.GlobalAveragePooling1D if pool == "mean" else layers.GlobalMaxPooling1D)()(x)
+    return keras.Model(inputs, layers.Dense(3, name="head")(output))
 
 
 def patches(token: str = "first", use: str = "token", turned: bool = False, heads: int = 2) -> Any:
@@ -654,7 +654,7 @@ def translator(state: str = "both", reverse: bool = False, exchanged: bool = Fal
     words, others = layers.Input((5, 4), name="words"), layers.Input((6, 3), name="others")
     _, h, c = layers.LSTM(6, return_state=True, name="encode")(ops.flip(words, 1) if reverse else words)
     h, c = (c, h) if exchanged else (h, c)
-    h, c = (ops.zeros_like(each) if state == "zero" else each for each in (h, c))
+    h, c = (ops.zeros_like(item) if state == "zero" else item for item in (h, c))
     y = layers.LSTM(6, return_sequences=True, name="decode")(others, initial_state=[h, c])
     return keras.Model([words, others], layers.Dense(2, name="head")(y))
 
@@ -735,13 +735,13 @@ def quantiles(start: int = 1, use: str = "*", active: bool = True) -> Any:
 
 def graph_net(turned: bool = False, second: bool = True, loops: bool = False) -> Any:
     """Dense layers whose outputs are summed along the edges of a graph."""
-    nodes, given = layers.Input((5, 4), name="nodes"), layers.Input((5, 5), name="edges")
-    edges = ops.transpose(given, (0, 2, 1)) if turned else given
+    nodes, inputs = layers.Input((5, 4), name="nodes"), layers.Input((5, 5), name="edges")
+    edges = ops.transpose(inputs, (0, 2, 1)) if turned else inputs
     edges = edges + np.eye(5, dtype="float32") if loops else edges
     x = ops.relu(ops.matmul(edges, layers.Dense(6, name="first")(nodes)))
     x = layers.Dense(6, name="second")(x)
     x = ops.mean(ops.matmul(edges, x) if second else x, 1)
-    return keras.Model([nodes, given], layers.Dense(2, name="head")(x))
+    return keras.Model([nodes, inputs], layers.Dense(2, name="head")(x))
 
 
 def factors(shift: int = 0, half: float = 0.5, order: int = 1) -> Any:
@@ -802,8 +802,8 @@ def ngrams(pool: str = "max", order: str = "23", active: str = "relu") -> Any:
         str(size): pooling()(layers.Conv1D(4, size, activation=active, name=name)(x))
         for name, size in (("two", 2), ("three", 3))
     }
-    made = layers.Concatenate()([parts[name] for name in order])
-    return keras.Model(words, layers.Dense(2, name="out")(made))
+    output = layers.Concatenate()([parts[name] for name in order])
+    return keras.Model(words, layers.Dense(2, name="out")(output))
 
 
 def styled(eps: float = 1e-3, active: str = "leaky", affine: bool = True) -> Any:

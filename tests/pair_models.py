@@ -628,10 +628,10 @@ def branches(order: str = "1 3 5 pool", pool: str = "max", dilation: int = 1) ->
     layers |= {"five": nn.Conv2d(4, 3, 5, padding=2), "mix": nn.Conv2d(13, 5, 3), "head": nn.Linear(5, 2)}
 
     def forward(m: Any, x: Any) -> Any:
-        made = functional.max_pool2d(x, 3, 1, 1)
+        pool2d = functional.max_pool2d(x, 3, 1, 1)
         if pool == "avg":
-            made = functional.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
-        parts = {"1": m.one(x), "3": m.three(x), "5": m.five(x), "pool": m.pooled(made)}
+            pool2d = functional.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+        parts = {"1": m.one(x), "3": m.three(x), "5": m.five(x), "pool": m.pooled(pool2d)}
         x = torch.relu(torch.cat([parts[name] for name in order.split()], 1))
         return m.head(torch.relu(m.mix(x)).mean((2, 3)))
 
@@ -790,7 +790,7 @@ def shared_heads(tiled: bool = False, heads: int = 4, scaled: bool = True) -> An
         width = q.shape[-1]
         k, v = (layer(x).unflatten(-1, (-1, width)).transpose(1, 2) for layer in (m.key, m.value))
         times = heads // k.shape[1]
-        k, v = (each.repeat(1, times, 1, 1) if tiled else each.repeat_interleave(times, 1) for each in (k, v))
+        k, v = (item.repeat(1, times, 1, 1) if tiled else item.repeat_interleave(times, 1) for item in (k, v))
         scores = q @ k.transpose(2, 3)
         shares = torch.softmax(scores / width**0.5 if scaled else scores, -1)
         return m.proj((shares @ v).transpose(1, 2).flatten(2))
@@ -845,7 +845,7 @@ def translator(state: str = "both", reverse: bool = False, exchanged: bool = Fal
     def forward(m: Any, words: Any, others: Any) -> Any:
         _, (h, c) = m.encode(words.flip(1) if reverse else words)
         h, c = (c, h) if exchanged else (h, c)
-        h, c = (torch.zeros_like(each) if state == "zero" else each for each in (h, c))
+        h, c = (torch.zeros_like(item) if state == "zero" else item for item in (h, c))
         return m.head(m.decode(others, (h, c))[0])
 
     layers: dict[str, Any] = {"encode": nn.LSTM(4, 6, batch_first=True)}
@@ -1060,8 +1060,8 @@ def ngrams(pool: str = "max", order: str = "23", active: str = "relu") -> Any:
         x = m.embed(words).transpose(1, 2)
         act = getattr(functional, active)
         parts = {"2": act(m.two(x)), "3": act(m.three(x))}
-        made = [each.amax(2) if pool == "max" else each.mean(2) for each in map(parts.get, order)]
-        return m.out(torch.cat(made, 1))
+        output = [item.amax(2) if pool == "max" else item.mean(2) for item in map(parts.get, order)]
+        return m.out(torch.cat(output, 1))
 
     return _net(layers, forward)
 

@@ -795,7 +795,7 @@ class Finding:
     fault: str
     direction: str
     expected: str
-    found: bool
+    detected: bool
     layer: str
     where: str
     confirmed: bool
@@ -981,7 +981,7 @@ def main() -> None:
         for row in PlantedFaults(Path(folder), names).findings(directions):
             rows.append(asdict(row))
             if not options.json:
-                marks = "".join("-+"[flag] for flag in (row.found, row.layer_right, row.cause_right))
+                marks = "".join("-+"[flag] for flag in (row.detected, row.layer_right, row.cause_right))
                 print(  # noqa: T201
                     f"{marks} {row.fault:28} {row.direction:12} {row.expected:10} {row.layer:10} "
                     f"{row.where:8} {row.confirmed!s:5} {row.cause}",

@@ -603,9 +603,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for row in PlantedFaults(Path(folder), names, PORTED_FAULTS).findings(directions):
             counts.update(
-                ("all", f"cause {outcome(row)}", *("found",) * row.found, *("layer",) * row.layer_right)
+                ("all", f"cause {outcome(row)}", *("found",) * row.detected, *("layer",) * row.layer_right)
             )
-            marks = "".join("-+"[flag] for flag in (row.found, row.layer_right)) + outcome(row)[0]
+            marks = "".join("-+"[flag] for flag in (row.detected, row.layer_right)) + outcome(row)[0]
             model = PORTED_FAULTS[row.fault].model
             print(  # noqa: T201
                 f"{marks} {model}: {row.fault} | {row.direction} | {row.layer} ({row.where}, "

@@ -311,7 +311,7 @@ def bilinear(matrix: str = "", unit: bool = True, heat: float = 0.1, against: st
     """The similarity of two inputs by a matrix."""
     x, y = layers.Input((5,), name="x"), layers.Input((4,), name="y")
     a, b = _dense(6, "one", x), _dense(6, "two", y)
-    a, b = (ops.normalize(each, -1) if unit else each for each in (a, b))
+    a, b = (ops.normalize(item, -1) if unit else item for item in (a, b))
     turned = matrix == "turned"
     a = Own((6, 6), lambda z, w: ops.matmul(z, ops.transpose(w) if turned else w), name="matrix")(a)
     return keras.Model([x, y], ops.sum(a * b, -1, keepdims=True) / heat)
@@ -387,7 +387,7 @@ def observations(
     return keras.Model(inputs, _dense(3, "out", _dense(8, "hidden", x, "relu"), "tanh"))
 
 
-def xception(early: bool = True, pool: str = "max", skip: str = "+", place: str = "after") -> Any:
+def xception(early: bool = True, pool: str = "max", skip: str = "+", location: str = "after") -> Any:
     """A separable convolution, a norm and a pooling beside a strided convolution."""
     inputs = layers.Input((8, 8, 4))
     y = ops.relu(inputs) if early else inputs

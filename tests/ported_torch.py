@@ -389,7 +389,7 @@ def bilinear(matrix: str = "", unit: bool = True, heat: float = 0.1, against: st
 
     def forward(m: Any, x: Any, y: Any) -> Any:
         a, b = m.one(x), m.two(y)
-        a, b = (functional.normalize(each, dim=-1) if unit else each for each in (a, b))
+        a, b = (functional.normalize(item, dim=-1) if unit else item for item in (a, b))
         a = a @ (m.matrix.T if matrix == "turned" else m.matrix)
         return (a * b).sum(-1, keepdim=True) / heat
 
@@ -487,7 +487,7 @@ def observations(
     return _net(layers, forward)
 
 
-def xception(early: bool = True, pool: str = "max", skip: str = "+", place: str = "after") -> Any:
+def xception(early: bool = True, pool: str = "max", skip: str = "+", location: str = "after") -> Any:
     """A separable convolution, a norm and a pooling beside a strided convolution."""
     import torch
     from torch import nn

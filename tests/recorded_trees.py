@@ -91,18 +91,18 @@ def trees(draw: st.DrawFn, torch: bool) -> Tree:
     return Tree(leaves, aliases, containers)
 
 
-def same(found: Tree, tree: Tree, *, keys: bool = False) -> bool:
+def same(result: Tree, tree: Tree, *, keys: bool = False) -> bool:
     """Say whether two trees are the same but for native keys, which are a format's own."""
-    assert list(found) == list(tree)
+    assert list(result) == list(tree)
     for path, leaf in tree.items():
-        assert _facts(found[path], keys) == _facts(leaf, keys), path
-    assert _aliases(found, keys) == _aliases(tree, keys)
+        assert _facts(result[path], keys) == _facts(leaf, keys), path
+    assert _aliases(result, keys) == _aliases(tree, keys)
     if tree.containers:
-        assert _said(found) == _said(tree)
+        assert _entry_texts(result) == _entry_texts(tree)
     return True
 
 
-def _said(tree: Tree) -> dict[Path, str]:
+def _entry_texts(tree: Tree) -> dict[Path, str]:
     # As text, in which NaN is itself and 1 is not True.
     return {path: repr(kind) for path, kind in tree.containers.items()}
 

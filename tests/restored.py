@@ -76,10 +76,10 @@ def same(one: np.ndarray, other: object) -> None:
     )
 
 
-def agree(found: ReturnStatistics, mean: float, std: float, n: int) -> bool:
+def agree(statistics: ReturnStatistics, mean: float, std: float, n: int) -> bool:
     """Say whether two means differ by no more than three standard errors, each with its own deviation."""
-    assert found.std is not None
-    return bool(abs(found.mean - mean) <= 3 * (found.std**2 / found.n + std**2 / n) ** 0.5)
+    assert statistics.std is not None
+    return bool(abs(statistics.mean - mean) <= 3 * (statistics.std**2 / statistics.n + std**2 / n) ** 0.5)
 
 
 def recognised(path: object) -> RecognizedAgent:

@@ -138,7 +138,7 @@ def write_twins(folder: str, names: Sequence[str]) -> None:
         other = torch_twin(name)
         load_into(other, f"{at}.keras", shapes=twins.shapes(pair, "torch"))
         torch.save(other.state_dict(), f"{at}.pt")
-        np.savez(f"{at}.npz", **{f"in{n}": x for n, x in enumerate(twins.given(pair, "keras", 5))})
+        np.savez(f"{at}.npz", **{f"in{n}": x for n, x in enumerate(twins.random_inputs(pair, "keras", 5))})
 
 
 def write_applications(folder: str, names: Sequence[str]) -> None:

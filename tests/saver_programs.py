@@ -29,8 +29,8 @@ def build(folder: Path) -> dict[str, Any]:
 
     for number, (name, nodes) in enumerate(NODES.items()):
         v1 = tf.compat.v1
-        place = folder / name
-        place.mkdir()
+        position = folder / name
+        position.mkdir()
         random = np.random.default_rng(number)
         with tf.Graph().as_default(), v1.Session() as session:
             v1.set_random_seed(number)
@@ -39,11 +39,11 @@ def build(folder: Path) -> dict[str, Any]:
             for variable in v1.trainable_variables():
                 variable.load(random.normal(0, 0.3, variable.shape).astype(np.float32), session)
             version = v1.train.SaverDef.V1 if name == "older" else v1.train.SaverDef.V2
-            v1.train.Saver(write_version=version).save(session, str(place / "model"), write_state=False)
+            v1.train.Saver(write_version=version).save(session, str(position / "model"), write_state=False)
             inputs = random.normal(size=(ROWS, *x.shape[1:])).astype(np.float32)
             outputs = session.run([f"{node}:0" for node in nodes], {x: inputs})
         arrays = {node.replace("/", "."): value for node, value in zip(nodes, outputs, strict=True)}
-        np.savez(place / "arrays.npz", inputs=inputs, **arrays)
+        np.savez(position / "arrays.npz", inputs=inputs, **arrays)
     return {}
 
 
@@ -61,7 +61,7 @@ def _observations(tf: Any, v1: Any) -> Any:
 def ppo(tf: Any, v1: Any) -> Any:
     """Two policies of one shape, a sampled action, a critic, a clipped loss, and an optimizer."""
     x = _observations(tf, v1)
-    taken = v1.placeholder(tf.float32, [None, ACTIONS])
+    used = v1.placeholder(tf.float32, [None, ACTIONS])
     gain = v1.placeholder(tf.float32, [None, 1])
 
     def policy(scope: str) -> Any:
@@ -76,7 +76,7 @@ def ppo(tf: Any, v1: Any) -> Any:
         value = _dense(tf, v1, _dense(tf, v1, x, 16, "hidden", tf.nn.relu), 1, "value")
 
     def density(m: Any, s: Any) -> Any:
-        return tf.exp(-0.5 * ((taken - m) / s) ** 2) / s
+        return tf.exp(-0.5 * ((used - m) / s) ** 2) / s
 
     ratio = density(mean, scale) / (density(old_mean, old_scale) + 1e-5)
     loss = -tf.reduce_mean(tf.minimum(ratio * gain, tf.clip_by_value(ratio, 0.8, 1.2) * gain))
@@ -101,7 +101,7 @@ def ddpg(tf: Any, v1: Any) -> Any:
 def dqn(tf: Any, v1: Any) -> Any:
     """A Q-network, its target and their loss."""
     x, after = _observations(tf, v1), v1.placeholder(tf.float32, [None, OBSERVATIONS])
-    taken = v1.placeholder(tf.int32, [None])
+    used = v1.placeholder(tf.int32, [None])
 
     def network(scope: str, value: Any) -> Any:
         with v1.variable_scope(scope):
@@ -109,7 +109,7 @@ def dqn(tf: Any, v1: Any) -> Any:
 
     q, target = network("q", x), network("target_q", after)
     tf.argmax(q, 1, name="q/choice")
-    chosen = tf.reduce_sum(q * tf.one_hot(taken, 3), 1)
+    chosen = tf.reduce_sum(q * tf.one_hot(used, 3), 1)
     v1.train.RMSPropOptimizer(1e-3).minimize(tf.reduce_mean((chosen - tf.reduce_max(target, 1)) ** 2))
     return x
 
@@ -119,8 +119,8 @@ def discrete(tf: Any, v1: Any) -> Any:
     with v1.variable_scope("policy"):
         scores = _dense(tf, v1, _dense(tf, v1, x, 16, "hidden", tf.nn.leaky_relu), 4, "out")
         probabilities = tf.nn.softmax(scores, name="probabilities")
-    taken = v1.placeholder(tf.float32, [None, 4])
-    v1.train.AdamOptimizer().minimize(-tf.reduce_mean(tf.math.log(tf.reduce_sum(probabilities * taken, 1))))
+    used = v1.placeholder(tf.float32, [None, 4])
+    v1.train.AdamOptimizer().minimize(-tf.reduce_mean(tf.math.log(tf.reduce_sum(probabilities * used, 1))))
     return x
 
 

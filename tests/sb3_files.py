@@ -151,19 +151,23 @@ def states(module: nn.Module) -> dict[str, Any]:
 
 
 def members(
-    found: dict[str, Any], data: dict[str, Any] | None, *, legacy: bool = False, version: str | None = "2.9.2"
+    result: dict[str, Any],
+    data: dict[str, Any] | None,
+    *,
+    legacy: bool = False,
+    version: str | None = "2.9.2",
 ) -> dict[str, bytes]:
     contents = {} if data is None else {"data": as_json(data)}
-    contents |= {f"{name}.pth": saved(value, legacy=legacy) for name, value in found.items()}
+    contents |= {f"{name}.pth": saved(value, legacy=legacy) for name, value in result.items()}
     if version is not None:
         contents["_stable_baselines3_version"] = version.encode()
         contents["system_info.txt"] = b"- OS: Linux 6.1\n- Python: 3.11\n- Stable-Baselines3: 2.9.2\n"
     return contents
 
 
-def put(path: Path, found: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> str:
+def put(path: Path, result: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> str:
     with zipfile.ZipFile(path, "w", method) as archive:
-        for name, data in found.items():
+        for name, data in result.items():
             archive.writestr(name, data)
     return str(path)
 

@@ -122,8 +122,8 @@ class _Compiler:
     def ref(self, target: str, base: str) -> Check:
         return self.reference(base + target if target.startswith("#") else target)
 
-    def type(self, said: str | list[str], base: str) -> Check:
-        types = [said] if isinstance(said, str) else said
+    def type(self, text: str | list[str], base: str) -> Check:
+        types = [text] if isinstance(text, str) else text
         kinds = tuple(kind for name in types for kind in _kinds(name))
         numbers = "number" in types or "integer" in types
 
@@ -131,42 +131,42 @@ class _Compiler:
             known = bool in kinds if isinstance(value, bool) else isinstance(value, kinds)
             # JSON Schema takes 1.0 for an integer.
             if not known and not (numbers and isinstance(value, float) and value.is_integer()):
-                raise MismatchError(f"{location or 'the document'} is {value!r:.80}, not {said}")
+                raise MismatchError(f"{location or 'the document'} is {value!r:.80}, not {text}")
 
         return typed
 
-    def const(self, said: Any, base: str) -> Check:
-        return self.enum([said], base)
+    def const(self, text: Any, base: str) -> Check:
+        return self.enum([text], base)
 
-    def enum(self, said: list[Any], base: str) -> Check:
+    def enum(self, text: list[Any], base: str) -> Check:
         def among(value: Any, location: str) -> None:
-            if not any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in said):
-                raise MismatchError(f"{location} is {value!r:.80}, none of {said}")
+            if not any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in text):
+                raise MismatchError(f"{location} is {value!r:.80}, none of {text}")
 
         return among
 
-    def pattern(self, said: str, base: str) -> Check:
-        matches = re.compile(said).search
+    def pattern(self, message: str, base: str) -> Check:
+        matches = re.compile(message).search
 
         def matching(value: Any, location: str) -> None:
             if isinstance(value, str) and not matches(value):
-                raise MismatchError(f"{location} is {value!r:.80}, not {said}")
+                raise MismatchError(f"{location} is {value!r:.80}, not {message}")
 
         return matching
 
-    def items(self, said: dict[str, Any], base: str) -> Check:
-        check = self.schema(said, base)
+    def items(self, settings: dict[str, Any], base: str) -> Check:
+        check = self.schema(settings, base)
 
-        def each(value: Any, location: str) -> None:
+        def item(value: Any, location: str) -> None:
             if isinstance(value, list):
                 location = f"{location}/[]"
                 for item in value:
                     check(item, location)
 
-        return each
+        return item
 
-    def anyOf(self, said: list[dict[str, Any]], base: str) -> Check:  # noqa: N802  # JSON Schema's word
-        checks = [self.schema(part, base) for part in said]
+    def anyOf(self, settings: list[dict[str, Any]], base: str) -> Check:  # noqa: N802  # JSON Schema's word
+        checks = [self.schema(part, base) for part in settings]
 
         def one_of(value: Any, location: str) -> None:
             wrong = []
@@ -179,17 +179,17 @@ class _Compiler:
 
         return one_of
 
-    def minimum(self, said: float, base: str) -> Check:
-        return self.bound(lambda value: value >= said, f"at least {said}")
+    def minimum(self, text: float, base: str) -> Check:
+        return self.bound(lambda value: value >= text, f"at least {text}")
 
-    def exclusiveMinimum(self, said: float, base: str) -> Check:  # noqa: N802  # JSON Schema's word
-        return self.bound(lambda value: value > said, f"more than {said}")
+    def exclusiveMinimum(self, text: float, base: str) -> Check:  # noqa: N802  # JSON Schema's word
+        return self.bound(lambda value: value > text, f"more than {text}")
 
-    def minItems(self, said: int, base: str) -> Check:  # noqa: N802  # JSON Schema's word
-        return self.count(lambda count: count >= said)
+    def minItems(self, text: int, base: str) -> Check:  # noqa: N802  # JSON Schema's word
+        return self.count(lambda count: count >= text)
 
-    def maxItems(self, said: int, base: str) -> Check:  # noqa: N802  # JSON Schema's word
-        return self.count(lambda count: count <= said)
+    def maxItems(self, text: int, base: str) -> Check:  # noqa: N802  # JSON Schema's word
+        return self.count(lambda count: count <= text)
 
     @staticmethod
     def count(fits: Callable[[int], bool]) -> Check:
@@ -200,10 +200,10 @@ class _Compiler:
         return counted
 
     @staticmethod
-    def bound(fits: Callable[[float], bool], said: str) -> Check:
+    def bound(fits: Callable[[float], bool], message: str) -> Check:
         def bounded(value: Any, location: str) -> None:
             if isinstance(value, int | float) and not isinstance(value, bool) and not fits(value):
-                raise MismatchError(f"{location} is {value}, not {said}")
+                raise MismatchError(f"{location} is {value}, not {message}")
 
         return bounded
 

@@ -112,7 +112,7 @@ class _HubHandler(_Handler):
             kind, name, rest = match.groups()
             verb, _, tail = (rest or "/revision/main").lstrip("/").partition("/")
             revision, _, inner = tail.partition("/")
-            repository = self._found(f"{kind}/{name}", unquote(revision))
+            repository = self._resolve(f"{kind}/{name}", unquote(revision))
             if repository is None:
                 return None
             commit, folder = repository
@@ -126,7 +126,7 @@ class _HubHandler(_Handler):
         match = re.fullmatch(r"/(?:(datasets|spaces)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.*)", path)
         if match is not None:
             kind, name, revision, inner = match.groups()
-            repository = self._found(f"{kind or 'models'}/{name}", unquote(revision))
+            repository = self._resolve(f"{kind or 'models'}/{name}", unquote(revision))
             if repository is None:
                 return None
             if not (repository[1] / unquote(inner)).is_file():
@@ -141,13 +141,13 @@ class _HubHandler(_Handler):
             return self._say(int(self.state.odd))
         match = re.fullmatch(r"/api/(models|datasets|spaces)/([^/]+/[^/]+)/paths-info/([^/]+)", path)
         assert match is not None, path
-        repository = self._found(f"{match[1]}/{match[2]}", unquote(match[3]))
+        repository = self._resolve(f"{match[1]}/{match[2]}", unquote(match[3]))
         if repository is None:
             return None
         places = (repository[1] / name for name in form["paths"])
         return self._json([_entry(repository[1], path) for path in places if path.exists()])
 
-    def _found(self, repository: str, revision: str) -> tuple[str, Path] | None:
+    def _resolve(self, repository: str, revision: str) -> tuple[str, Path] | None:
         versions = self.state.repositories.get(repository)
         if versions is None:
             # To a stranger a private repository is none.

@@ -20,7 +20,7 @@ from ckpttool.core.sidecar import ACTIVATIONS
 from ckpttool.evaluation.agent_facts import AgentFacts
 from tests import agent_models, tensorflow_child
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
-from tests.test_load_agent import made, needs_library  # noqa: F401  # a fixture
+from tests.test_load_agent import needs_library, saved_agents  # noqa: F401  # a fixture
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.environment]
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.environment]
 SAMPLE = str(TF_SAMPLE)
 
 
-def wanted(agent: ckpttool.LoadedAgent, name: str, obs: np.ndarray, actions: np.ndarray) -> Any:
+def agent_output(agent: ckpttool.LoadedAgent, name: str, obs: np.ndarray, actions: np.ndarray) -> Any:
     """Return what the agent itself computes."""
     if name == "actor":
         return agent.scores(obs) if agent.choices is not None else agent.act(obs)
@@ -50,8 +50,8 @@ def wanted(agent: ckpttool.LoadedAgent, name: str, obs: np.ndarray, actions: np.
         ("td3", ["actor", "critic_1", "critic_2"]),
     ],
 )
-def test_modules_compute_what_the_agent_does(made: Any, name: str, online: list[str]) -> None:  # noqa: F811
-    folder, answer = made
+def test_modules_compute_what_the_agent_does(saved_agents: Any, name: str, online: list[str]) -> None:  # noqa: F811
+    folder, answer = saved_agents
     obs = np.array(answer["obs"], np.float32)
     actions = np.random.default_rng(3).uniform(-1, 1, (len(obs), 2)).astype(np.float32)
     agent = ckpttool.load_agent(str(folder / f"{name}.zip"))
@@ -65,7 +65,7 @@ def test_modules_compute_what_the_agent_does(made: Any, name: str, online: list[
         if title.startswith("critic"):
             inputs.append(torch.from_numpy(actions))
         output = module(*inputs)
-        expected = wanted(agent, title, obs, actions)
+        expected = agent_output(agent, title, obs, actions)
         scale = max(1.0, float(np.abs(expected).max()))
         np.testing.assert_allclose(output.detach().numpy(), expected, rtol=0, atol=1e-6 * scale)
         parameters = dict(module.named_parameters())
@@ -77,8 +77,8 @@ def test_modules_compute_what_the_agent_does(made: Any, name: str, online: list[
 
 
 @needs_library
-def test_the_deviation_of_a_policy_is_trained_with_it(made: Any) -> None:  # noqa: F811
-    folder, answer = made
+def test_the_deviation_of_a_policy_is_trained_with_it(saved_agents: Any) -> None:  # noqa: F811
+    folder, answer = saved_agents
     obs = np.array(answer["obs"], np.float32)
     for name in ("ppo_box", "sac"):
         agent = ckpttool.load_agent(str(folder / f"{name}.zip"))
@@ -137,9 +137,9 @@ def test_what_cannot_be_given_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @needs_library
 @pytest.mark.tensorflow
-def test_keras_models_compute_what_the_agent_does(made: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_keras_models_compute_what_the_agent_does(saved_agents: Any, tmp_path: Path) -> None:  # noqa: F811
     tensorflow_child.require("tensorflow", "keras")
-    paths = [SAMPLE, *(str(made[0] / f"{name}.zip") for name in ("ppo", "ppo_box", "sac"))]
+    paths = [SAMPLE, *(str(saved_agents[0] / f"{name}.zip") for name in ("ppo", "ppo_box", "sac"))]
     (tmp_path / "paths.json").write_text(json.dumps(paths))
     answer = tensorflow_child.run(agent_models.__file__, "compare", tmp_path)
     assert list(answer) == paths
@@ -205,8 +205,8 @@ def written(source: str, folder: Path, name: str, target: str, **more: Any) -> s
 
 
 @pytest.fixture(scope="module")
-def coded(tmp_path_factory: pytest.TempPathFactory, made: Any) -> tuple[Path, dict[str, str]]:  # noqa: F811
-    folder, agents = tmp_path_factory.mktemp("code"), made[0]
+def coded(tmp_path_factory: pytest.TempPathFactory, saved_agents: Any) -> tuple[Path, dict[str, str]]:  # noqa: F811
+    folder, agents = tmp_path_factory.mktemp("code"), saved_agents[0]
     sources = {
         "sample": SAMPLE,
         **{n: str(agents / f"{n}.zip") for n in ("dqn", "several", "ppo_box", "sac")},

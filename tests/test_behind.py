@@ -240,14 +240,14 @@ def test_a_source_is_read_once_for_the_target_and_for_its_own_digest(
     # Beside that, the first bytes are looked at each time that the file is listed, and the last ones once:
     # the comment of an archive behind the data may have 64 KiB.
     assert 0 <= read[0] - os.stat(data).st_size <= 4096 + (1 << 16)
-    assert told(target) == digest(str(source)).sha256
+    assert receipt_digest(target) == digest(str(source)).sha256
 
 
 @pytest.mark.parametrize("part", ["l3", "l24"])
 def test_what_is_not_converted_counts_for_the_digest_of_the_source(tmp_path: Path, part: str) -> None:
     source, target = matrices(tmp_path), tmp_path / "target.pt"
     convert(str(source), str(target), part=part)
-    assert told(target) == digest(str(source)).sha256
+    assert receipt_digest(target) == digest(str(source)).sha256
 
 
 def test_bytes_that_stay_what_they_are_are_hashed_once(
@@ -266,13 +266,13 @@ def test_bytes_that_stay_what_they_are_are_hashed_once(
     convert(str(source), str(target))
     assert hashed[0] == sum(array.nbytes for array in arrays.values())
     monkeypatch.undo()
-    assert told(target) == digest(str(source)).sha256
+    assert receipt_digest(target) == digest(str(source)).sha256
     assert (
         json.loads(Path(f"{target}.ckpttool.json").read_text())["target_sha256"] == digest(str(target)).sha256
     )
 
 
-def told(target: Path) -> str:
+def receipt_digest(target: Path) -> str:
     """Return the source's digest as the receipt of a conversion tells it."""
     return str(json.loads(Path(f"{target}.ckpttool.json").read_text())["source"]["sha256"])
 

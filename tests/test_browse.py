@@ -223,14 +223,16 @@ def read(row: TensorRow) -> TensorNumbers | None:
     return readings[-1]
 
 
-def told(shown: BrowserListing, name: str, comparison: ComparisonState | None = None, cells: int = 60) -> str:
+def details_text(
+    shown: BrowserListing, name: str, comparison: ComparisonState | None = None, cells: int = 60
+) -> str:
     row = shown.rows[name]
     numbers = (read(row),) if isinstance(row, TensorRow) else None
     return lines.to_plain_text(details.detail_lines(shown, comparison, row, numbers, cells))
 
 
 def test_the_details_of_a_tensor(sample: BrowserListing) -> None:
-    text = told(sample, "policy/actor/l1/kernel")
+    text = details_text(sample, "policy/actor/l1/kernel")
     array = sample.rows["policy/actor/l1/kernel"].leaf.array()  # type: ignore[union-attr]
     for part in (
         "float32[3, 64]",
@@ -244,7 +246,7 @@ def test_the_details_of_a_tensor(sample: BrowserListing) -> None:
         assert part in text, part
     for value in (array.min(), array.mean(), array.std(), np.linalg.norm(array)):
         assert f"{float(value):.5g}" in text
-    slot = told(sample, sample.relatives("policy/actor/l1/kernel")[1])
+    slot = details_text(sample, sample.relatives("policy/actor/l1/kernel")[1])
     assert "m of" in slot
     assert "policy/actor/l1/kernel" in slot
     module = next(child for child in sample.root.below["policy"].below.values() if child.name == "critic")
@@ -268,14 +270,14 @@ def test_large_tensors_are_read_in_pieces_and_give_the_same(tied: str) -> None:
 
 def test_warning_signs_and_what_cannot_be_counted(tied: str, golden: Golden) -> None:
     shown = list_for_browser(tied)
-    golden(told(shown, "bad"))
-    golden(told(shown, "none"))
-    assert "\x1b" not in told(shown, "note")
-    assert told(shown, "best/weight").endswith("actor/l1/weight")
+    golden(details_text(shown, "bad"))
+    golden(details_text(shown, "none"))
+    assert "\x1b" not in details_text(shown, "note")
+    assert details_text(shown, "best/weight").endswith("actor/l1/weight")
 
 
 def test_an_error_of_reading_is_one_sentence(damaged: str, folder: Path, golden: Golden) -> None:
-    text = told(list_for_browser(damaged), "policy/actor/l2/kernel", cells=400)
+    text = details_text(list_for_browser(damaged), "policy/actor/l2/kernel", cells=400)
     golden(text.replace(str(folder), "FOLDER"))
 
 
@@ -291,13 +293,13 @@ def test_two_checkpoints_are_marked() -> None:
     assert comparison.state() == "76 differ"
     assert comparison.marks["policy/actor/l1/kernel"] == "changed"
     assert comparison.below["policy/actor/l1"] == 2
-    text = told(shown, "policy/actor/l1/kernel", comparison)
+    text = details_text(shown, "policy/actor/l1/kernel", comparison)
     assert "of 192 differ" in text
     assert "cosine" in text
     equal = "policy/actor_optimizer/_learning_rate"
     assert equal in comparison.known
     assert equal not in comparison.marks
-    assert "identical" in told(shown, equal, comparison)
+    assert "identical" in details_text(shown, equal, comparison)
 
 
 def test_a_conversion_is_compared_by_meaning_and_forms_are_seen_at_once(folder: Path, golden: Golden) -> None:
@@ -318,7 +320,7 @@ def test_a_conversion_is_compared_by_meaning_and_forms_are_seen_at_once(folder: 
     comparison = ComparisonState(pair, pair.alignment)
     assert comparison.marks == {"shape": "changed", "left": "left", "right": "right"}
     for name in ("shape", "right", "same"):
-        golden(told(pair, name, comparison))
+        golden(details_text(pair, name, comparison))
     for _ in comparison.steps(comparison.note):
         pass
     assert comparison.marks["values"] == "changed"

@@ -199,7 +199,7 @@ def test_what_the_example_job_runs_tells_shapes_apart(files: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "status"),
+    ("name", "options", "status"),
     [
         ("good.pt", {}, 0),
         ("hostile.pkl", {}, 1),
@@ -210,7 +210,7 @@ def test_what_the_example_job_runs_tells_shapes_apart(files: Path) -> None:
     ],
 )
 def test_the_action_checks_what_it_is_given(
-    files: Path, tmp_path: Path, name: str, given: dict[str, str], status: int
+    files: Path, tmp_path: Path, name: str, options: dict[str, str], status: int
 ) -> None:
     """The step's own script, with a program at the place where the step before installs it."""
     program = tmp_path / "runner" / "ckpttool" / "bin" / "ckpttool"
@@ -219,7 +219,7 @@ def test_the_action_checks_what_it_is_given(
     program.chmod(0o755)
     install, check = ACTION["runs"]["steps"]
     assert '"$RUNNER_TEMP/ckpttool/bin/pip" install' in install["run"]
-    inputs = {name: given.get(name, row["default"]) for name, row in ACTION["inputs"].items()}
+    inputs = {name: options.get(name, row["default"]) for name, row in ACTION["inputs"].items()}
     env = {key: inputs[value[3:-2].strip().removeprefix("inputs.")] for key, value in check["env"].items()}
     folder = tmp_path / "work"
     folder.mkdir()
@@ -280,7 +280,7 @@ def test_processes_find_what_one_finds(files: Path, tmp_path: Path) -> None:
         packed.write(files / "nan.pt", "inside.pt")
     alone, several = (check([str(tmp_path)], jobs=jobs) for jobs in (1, 2))
     assert several.document() == alone.document()
-    errors = [[vars(each.error) for each in found.failed if each.error] for found in (alone, several)]
+    errors = [[vars(item.error) for item in result.failed if item.error] for result in (alone, several)]
     assert errors[0]
     assert errors[0] == errors[1]
 
@@ -304,7 +304,7 @@ def test_an_archive_is_listed_once_however_many_there_are(
     )
     assert check([str(tmp_path)]).clean
     assert sorted(map(os.path.basename, listed)) == ["a.pt", "b.pt", "c.pt"]
-    assert sorted(os.path.basename(each) for each in opened if each.endswith(".pt")) == [
+    assert sorted(os.path.basename(item) for item in opened if item.endswith(".pt")) == [
         "a.pt",
         "b.pt",
         "c.pt",
@@ -324,13 +324,13 @@ def test_an_archive_with_a_checkpoints_suffix_that_is_none_is_an_error(
         archive.writestr("two/data.pkl", b"N.")
         archive.writestr("config.json", "{}")
         archive.writestr("metadata.json", "{}")
-    found = check([str(tmp_path)], jobs=jobs)
-    names = [os.path.basename(each.path) for each in found.checkpoints]
+    result = check([str(tmp_path)], jobs=jobs)
+    names = [os.path.basename(checkpoint.path) for checkpoint in result.checkpoints]
     assert names == ["good.pt", "hostile.pth", "notes.pt", "two.pt"]
-    alone = [each.document() for name in names for each in check([str(tmp_path / name)]).checkpoints]
-    assert [each.document() for each in found.checkpoints] == alone
-    assert [bool(each.findings) for each in found.checkpoints] == [False, True, False, False]
-    assert [each.error is None for each in found.checkpoints] == [True, False, False, True]
+    alone = [saved.document() for name in names for saved in check([str(tmp_path / name)]).checkpoints]
+    assert [checkpoint.document() for checkpoint in result.checkpoints] == alone
+    assert [bool(checkpoint.findings) for checkpoint in result.checkpoints] == [False, True, False, False]
+    assert [checkpoint.error is None for checkpoint in result.checkpoints] == [True, False, False, True]
 
 
 def _die(*_: object) -> None:

@@ -635,14 +635,14 @@ def test_records_of_a_document_are_written_as_their_objects(
     most: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     save(torch_tree({"x": np.zeros(2, np.float32), "loss": float("nan")}), str(tmp_path / "x.pt"))
-    found = summary(str(tmp_path / "x.pt"))
+    result = summary(str(tmp_path / "x.pt"))
     monkeypatch.setattr(console, "_MANY", most)
-    assert console.render_document(found.listed()) == console.render_document(found.document())
-    made: list[int] = []
-    monkeypatch.setattr(type(found.tensors[0]), "document", lambda row: made.append(id(row)) or {})
-    lines = console._iter_document(found.listed())
+    assert console.render_document(result.listed()) == console.render_document(result.document())
+    output: list[int] = []
+    monkeypatch.setattr(type(result.tensors[0]), "document", lambda row: output.append(id(row)) or {})
+    lines = console._iter_document(result.listed())
     assert next(lines)
-    assert not made
+    assert not output
 
 
 @pytest.mark.parametrize("command", [command.name for command in app.COMMANDS])

@@ -125,11 +125,11 @@ def _followed_in_keras(folder: Path, name: str, case: OptimizerCase) -> dict[str
     done = fill(source, target, "keras", factory(case, "keras"), _SHAPES["keras"])
     model = keras_model(case.dtype)
     if name in PARTIAL:
-        held: dict[str, Any] = {"model": model, "keras": keras, "tf": tf}
-        exec("\n".join(done.load), held)
+        stored: dict[str, Any] = {"model": model, "keras": keras, "tf": tf}
+        exec("\n".join(done.load), stored)
         model.get_layer("head").trainable = name != "partial"
-        note_steps(folder, f"to-keras-{name}", model, held["optimizer"], "keras")
-    return {"decides": [each.what for each in done.ledger if each.decides]}
+        note_steps(folder, f"to-keras-{name}", model, stored["optimizer"], "keras")
+    return {"decides": [item.what for item in done.ledger if item.decides]}
 
 
 # In a process with PyTorch.

@@ -598,8 +598,8 @@ def test_leaves_keep_their_identity_in_the_canonical_tree() -> None:
     assert kernel.shape == (3, 64)
 
 
-@pytest.mark.parametrize("given", [None, "9"])
-def test_numpy_s_threads_rest_and_the_environment_stays(tmp_path: Path, given: str | None) -> None:
+@pytest.mark.parametrize("inputs", [None, "9"])
+def test_numpy_s_threads_rest_and_the_environment_stays(tmp_path: Path, inputs: str | None) -> None:
     name = "OPENBLAS_THREAD_TIMEOUT"
     (tmp_path / "numpy.py").write_text(f"import os\nfound = os.environ.get({name!r})\n")
     program = f"""
@@ -610,12 +610,12 @@ converting._import_numpy()
 print(sys.modules["numpy"].found, os.environ.get({name!r}))
 """
     environment = {key: value for key, value in os.environ.items() if key != name}
-    environment |= {"PYTHONPATH": str(ROOT)} | ({} if given is None else {name: given})
+    environment |= {"PYTHONPATH": str(ROOT)} | ({} if inputs is None else {name: inputs})
     ran = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],
         env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert ran.stdout.split() == ["4" if given is None else given, str(given)]
+    assert ran.stdout.split() == ["4" if inputs is None else inputs, str(inputs)]
 
 
 def test_a_conversion_imports_little(tmp_path: Path) -> None:

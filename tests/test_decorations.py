@@ -223,12 +223,12 @@ names = st.lists(st.sampled_from(("a", "b", "0", "n_averaged", *WRAPPERS)), min_
 
 
 @given(st.lists(names.map(".".join), min_size=1, max_size=8, unique=True))
-def test_plain_names_lead_back_to_the_old_ones(found):
-    unwrapped = unwrap_names(found, WRAPPERS)
+def test_plain_names_lead_back_to_the_old_ones(result):
+    unwrapped = unwrap_names(result, WRAPPERS)
     if unwrapped is None:
         return
-    assert set(unwrapped.names) == set(found)
-    assert len(set(unwrapped.names.values())) == len(found)
+    assert set(unwrapped.names) == set(result)
+    assert len(set(unwrapped.names.values())) == len(result)
     for old, new in unwrapped.names.items():
         assert wrap_name(new, unwrapped.wrapped) == old
 

@@ -54,7 +54,7 @@ def define(dataclass: Decorator) -> SimpleNamespace:
         name: str
         tags: list[str] = field(default_factory=list)
         total: int = field(default=4, init=False)
-        seen: set[int] = field(default_factory=set, init=False)
+        visited: set[int] = field(default_factory=set, init=False)
         later: int = field(init=False)
 
         def __post_init__(self) -> None:
@@ -307,7 +307,7 @@ def test_named_tuples(name: str, arguments: tuple[Any, ...], keywords: dict[str,
             *((row.double, row.named(), cls.make("m").size, cls.LIMIT) if name == "Plain" else ()),
         ]
 
-    own, expected = (outcome(lambda: describe(getattr(each, name))) for each in (OUR_TUPLES, THEIR_TUPLES))  # noqa: B023
+    own, expected = (outcome(lambda: describe(getattr(item, name))) for item in (OUR_TUPLES, THEIR_TUPLES))  # noqa: B023
     assert own == expected
 
 

@@ -502,7 +502,7 @@ def test_a_step_on_fake_cuda_stays_there(
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     width = 2 if env == "MountainCarContinuous-v0" else 3
     network = chain(width, dense(width, 8), Activation("relu"), Dense(normal(8, 1)), Activation("tanh"))
-    place, fakes = torch.device("cuda:0"), Fakes()
+    position, fakes = torch.device("cuda:0"), Fakes()
     indexing, crossing = fakes.modes
     with (
         environments.make_vector_env(env, 4 * members, engine="device", trusted=True) as vector,
@@ -512,10 +512,10 @@ def test_a_step_on_fake_cuda_stays_there(
     ):
         assert isinstance(vector, DeviceVector)
         # Without what PyTorch's inference mode does to constants, which fake tensors do not know.
-        policy = TorchPolicy(stack_networks([network] * members), place)
+        policy = TorchPolicy(stack_networks([network] * members), position)
         game = _DeviceRollout(
             lambda obs: policy._run([obs.reshape(*([members] * (members > 1)), -1, width)])[0].reshape(-1, 1),
-            place,
+            position,
             vector,
             RolloutSpec(10, noise=noise),
             members,
@@ -523,9 +523,9 @@ def test_a_step_on_fake_cuda_stays_there(
         with crossing:
             for _ in range(3):
                 game.tick()
-        held = [value for value in vars(game).values() if isinstance(value, torch.Tensor)]
-        assert held
-        assert {each.device for each in (*held, *game.task.state, *game.ended.values())} == {place}
+        stored = [value for value in vars(game).values() if isinstance(value, torch.Tensor)]
+        assert stored
+        assert {item.device for item in (*stored, *game.task.state, *game.ended.values())} == {position}
     assert not fakes.crossed
 
 

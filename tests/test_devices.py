@@ -155,7 +155,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     from ckpttool.networks import torch_programs
 
-    def captured(body: Any, _place: Any, *, pool: Any = None, warm_ups: int = torch_programs.WARM_UPS) -> Any:
+    def captured(body: Any, _index: Any, *, pool: Any = None, warm_ups: int = torch_programs.WARM_UPS) -> Any:
         return StandInGraph(body), [body() for _ in range(warm_ups + 1)][-1]
 
     monkeypatch.setattr(
@@ -196,22 +196,22 @@ def build(request: pytest.FixtureRequest) -> Build:
         return on_gpu
     cuda = request.getfixturevalue("stand_ins")
 
-    def made(network: Network, graphs: bool = True, **how: Any) -> Any:
+    def output(network: Network, graphs: bool = True, **how: Any) -> Any:
         policy = module.build(network, **how)
         policy._on_host = cuda.CudaRunner(policy._run, torch.device("cpu"), graphs=graphs)
         return policy
 
-    return made
+    return output
 
 
 def is_real(build: Build) -> bool:
     return build.__name__ == "on_gpu"
 
 
-def assert_same(build: Build, found: np.ndarray, expected: np.ndarray) -> None:
+def assert_same(build: Build, actual: np.ndarray, expected: np.ndarray) -> None:
     """Compare bit for bit on a GPU; on a CPU buffers lie elsewhere, and a BLAS may add in another order."""
     tolerance = 0.0 if is_real(build) else 2e-6
-    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def held_memory(build: Build) -> list[int]:
@@ -291,15 +291,15 @@ class TestOnAGpu:
 
     def test_threads_share_a_policy(self, build: Build) -> None:
         policy, plain = build(ACTOR), build(ACTOR, graphs=False)
-        given = [normal(1 + number % 3, 17) for number in range(24)]
-        expected = [plain.step(x)[0] for x in given]
+        normals = [normal(1 + number % 3, 17) for number in range(24)]
+        expected = [plain.step(x)[0] for x in normals]
         wrong: list[int] = []
 
         def play(numbers: range) -> None:
             wrong.extend(
                 n
                 for n in numbers
-                if not np.allclose(policy.step(given[n])[0], expected[n], rtol=1e-6, atol=1e-6)
+                if not np.allclose(policy.step(normals[n])[0], expected[n], rtol=1e-6, atol=1e-6)
             )
 
         threads = [threading.Thread(target=play, args=(range(start, 24, 4),)) for start in range(4)]
@@ -604,11 +604,11 @@ class StandInCapture:
 
         for name, value in {
             "CUDAGraph": Graph,
-            "Stream": lambda _place: Stream(),
+            "Stream": lambda _position: Stream(),
             "stream": Entered,
-            "current_stream": lambda _place=None: Stream(),
+            "current_stream": lambda _position=None: Stream(),
             "device": nullcontext,
-            "synchronize": lambda _place=None: None,
+            "synchronize": lambda _position=None: None,
             "empty_cache": empty_cache,
             "graph_pool_handle": lambda: (0, 7),
         }.items():

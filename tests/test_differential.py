@@ -76,7 +76,7 @@ def test_more_seeds_leave_the_numbers_of_mutants() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "theirs", "outcome"),
+    ("mine", "other", "outcome"),
     [
         (("refused", "", {}), ("read", "", {"a": "1"}), "refused"),
         (("read", "", {"a": "1"}), ("read", "", {"a": "1"}), "equal"),
@@ -92,8 +92,8 @@ def test_more_seeds_leave_the_numbers_of_mutants() -> None:
         (("hang", "", {}), ("refused", "", {}), "failed"),
     ],
 )
-def test_verdicts(mine: Any, theirs: Any, outcome: str) -> None:
-    assert verdict("numpy", mine, theirs).outcome == outcome
+def test_verdicts(mine: Any, other: Any, outcome: str) -> None:
+    assert verdict("numpy", mine, other).outcome == outcome
 
 
 def test_a_change_under_a_checksum_is_a_fault() -> None:

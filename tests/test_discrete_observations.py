@@ -185,11 +185,11 @@ def test_code_takes_the_numbers_of_discrete_observations(agents: Any, name: str,
     scope: dict[str, Any] = {}
     exec(str(done.code), scope)
     model, obs = scope["load"](done.target), rows_of(name, answer[name]["obs"])
-    inputs = [obs[each] for each in sorted(obs)] if isinstance(obs, dict) else [obs]
+    inputs = [obs[item] for item in sorted(obs)] if isinstance(obs, dict) else [obs]
     actions = scope["act"](model, *inputs)
     np.testing.assert_allclose(actions, np.array(answer[name]["actions"]), rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="outside"):
-        scope["act"](model, *(each + 100 for each in inputs))
+        scope["act"](model, *(item + 100 for item in inputs))
 
 
 def test_an_observation_outside_its_space_is_refused(agents: Any) -> None:

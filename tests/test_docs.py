@@ -161,9 +161,9 @@ def test_every_command_is_explained() -> None:
 
 
 def test_every_kind_of_error_is_explained() -> None:
-    told = (DOCS / "json.md").read_text(encoding="utf-8")
+    stated = (DOCS / "json.md").read_text(encoding="utf-8")
     kinds = [k.kind for k in vars(errors).values() if isinstance(k, type) and issubclass(k, Exception)]
-    assert not [kind for kind in kinds if f"`{kind}`" not in told]
+    assert not [kind for kind in kinds if f"`{kind}`" not in stated]
 
 
 PATH = re.compile(

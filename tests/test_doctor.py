@@ -28,8 +28,8 @@ from tests.test_evaluate import fujimoto_set
 from tests.trees import attributes, leaf, torch_tree
 
 
-def topics(found: Diagnosis) -> list[str]:
-    return [finding.topic for finding in found.findings]
+def topics(diagnosis: Diagnosis) -> list[str]:
+    return [finding.topic for finding in diagnosis.findings]
 
 
 def copied(folder: Path, **changes: Any) -> str:
@@ -160,7 +160,7 @@ def test_one_of_a_kind_is_in_the_singular(tensors: int, command: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("told", "found"),
+    ("facts", "is_found"),
     [
         ({}, True),
         ({"provenance": {"obs_norm": "given by train.py"}}, False),
@@ -168,7 +168,7 @@ def test_one_of_a_kind_is_in_the_singular(tensors: int, command: str, tmp_path: 
     ],
 )
 def test_a_sidecar_that_knows_no_statistics_hides_no_finding(
-    told: dict[str, Any], found: bool, tmp_path: Path
+    facts: dict[str, Any], is_found: bool, tmp_path: Path
 ) -> None:
     from tests import sb3_files as sb3
 
@@ -176,10 +176,10 @@ def test_a_sidecar_that_knows_no_statistics_hides_no_finding(
     (tmp_path / "agent").mkdir()
     (tmp_path / "agent" / "config.yml").write_text("policy: MlpPolicy\nnormalize: true\n")
     bounds: dict[str, Any] = {"action_low": list(sb3.LOW), "action_high": list(sb3.HIGH)}
-    beside = Sidecar(digest(str(path)).sha256, **bounds, **told)
+    beside = Sidecar(digest(str(path)).sha256, **bounds, **facts)
     Path(f"{path}.ckpttool.json").write_bytes(beside.encode())
     diagnosis = diagnose(str(path))
-    assert any(entry.open for entry in diagnosis.ledger) == found == bool(diagnosis.findings)
+    assert any(entry.open for entry in diagnosis.ledger) == is_found == bool(diagnosis.findings)
 
 
 def test_a_receipt_says_of_statistics_what_the_source_did(tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ from tests.trees import torch_tree
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def edges(found: ModuleGraph, kind: str) -> set[tuple[str, str, str]]:
-    paths = [node.module.path for node in found.nodes]
-    return {(paths[e.source], paths[e.target], e.label) for e in found.edges if e.kind == kind}
+def edges(graph: ModuleGraph, kind: str) -> set[tuple[str, str, str]]:
+    paths = [node.module.path for node in graph.nodes]
+    return {(paths[e.source], paths[e.target], e.label) for e in graph.edges if e.kind == kind}
 
 
 @pytest.fixture(scope="module")

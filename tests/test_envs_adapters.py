@@ -180,7 +180,7 @@ def test_the_known_sizes_are_those_of_the_environments(env_id: str, sizes: tuple
 
 
 @pytest.mark.parametrize(
-    ("words", "sizes", "found"),
+    ("words", "sizes", "result"),
     [
         ("models/TD3_HalfCheetah-v3_0_actor", (17, 6), ("HalfCheetah-v4",)),
         ("runs/Walker2d-v2/actor.pth", (17, 6), ("Walker2d-v4",)),
@@ -202,9 +202,9 @@ def test_the_known_sizes_are_those_of_the_environments(env_id: str, sizes: tuple
     ],
 )
 def test_candidates_are_those_that_the_name_and_the_sizes_support(
-    words: str, sizes: tuple[int, int], found: tuple[str, ...]
+    words: str, sizes: tuple[int, int], result: tuple[str, ...]
 ) -> None:
-    assert environments.candidate_environments(words, *sizes) == found
+    assert environments.candidate_environments(words, *sizes) == result
 
 
 @pytest.mark.parametrize(("name", "registered"), [("Blackjack-v1", True), ("MyRobot-v0", False)])
@@ -233,7 +233,7 @@ def test_what_the_tables_list_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sizes", "found"),
+    ("words", "sizes", "result"),
     [
         ("model.zip", (4, 2), "CartPole-v1"),
         ("dqn-LunarLander-v2/model.zip", (8, 4), "LunarLander-v3"),
@@ -244,17 +244,17 @@ def test_what_the_tables_list_exists() -> None:
 )
 @pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")
 def test_candidates_of_discrete_agents_exist_and_have_their_sizes(
-    words: str, sizes: tuple[int, int], found: str
+    words: str, sizes: tuple[int, int], result: str
 ) -> None:
     gymnasium = pytest.importorskip("gymnasium")
-    assert environments.candidate_environments(words, *sizes, discrete=True) == (found,)
-    if "MiniGrid" not in found and "LunarLander" not in found:
-        with gymnasium.make(found) as task:
+    assert environments.candidate_environments(words, *sizes, discrete=True) == (result,)
+    if "MiniGrid" not in result and "LunarLander" not in result:
+        with gymnasium.make(result) as task:
             assert (task.observation_space.shape[0], task.action_space.n) == sizes
 
 
 @pytest.mark.parametrize(
-    ("wanted", "named"),
+    ("expected", "named"),
     [
         ("Walker2d-v3", "Walker2d-v4"),
         ("HumanoidStandup-v2", "HumanoidStandup-v4"),
@@ -264,7 +264,7 @@ def test_candidates_of_discrete_agents_exist_and_have_their_sizes(
         ("Pendulm-v1", "Pendulum-v1"),
     ],
 )
-def test_a_missing_version_is_replaced_by_the_one_that_continues_it(wanted: str, named: str) -> None:
+def test_a_missing_version_is_replaced_by_the_one_that_continues_it(expected: str, named: str) -> None:
     with pytest.raises(UsageError) as refused:
-        environments.make_vector_env(wanted)
+        environments.make_vector_env(expected)
     assert str(refused.value.hint).split()[:3] == ["use", "--env", named]

@@ -89,11 +89,11 @@ def played(vector: VectorEnv, steps: int) -> dict[str, np.ndarray]:
     }
 
 
-def compare(ours: VectorEnv, theirs: VectorEnv, steps: int) -> dict[str, np.ndarray]:
+def compare(engine: VectorEnv, reference: VectorEnv, steps: int) -> dict[str, np.ndarray]:
     """Play both with equal actions, and return what both gave: equal bits if the engine found equal bits."""
-    outcome, expected = played(ours, steps), played(theirs, steps)
-    assert ours.agreement is not None
-    if ours.agreement.exact:
+    outcome, expected = played(engine, steps), played(reference, steps)
+    assert engine.agreement is not None
+    if engine.agreement.exact:
         for name, values in expected.items():
             np.testing.assert_array_equal(outcome[name], values, err_msg=name)
     else:

@@ -21,14 +21,14 @@ pytestmark = pytest.mark.environment
 SEEDS = (0, 1, 1000, 2**32 - 1)
 
 
-def require_equal(vector: VectorEnv, found: Any, expected: Any) -> None:
+def require_equal(vector: VectorEnv, result: Any, expected: Any) -> None:
     """Compare numbers with Gymnasium's: bits where the engine found equal bits, rounding elsewhere."""
-    assert np.asarray(found).dtype == np.asarray(expected).dtype
+    assert np.asarray(result).dtype == np.asarray(expected).dtype
     if vector.agreement is not None and vector.agreement.exact:
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(result, expected)
     else:
         # The rounding of one step, grown by 200 of them.
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_it_is_taken_of_itself_where_nothing_else_is_asked(golden: Golden) -> None:

@@ -34,9 +34,9 @@ def named(name: str, **arguments: Any) -> WrapperSpec:
     return WrapperSpec(name, arguments)
 
 
-def played(found: Sequence[WrapperSpec], actions: np.ndarray, env: str = PENDULUM) -> list[tuple[Any, ...]]:
+def played(specs: Sequence[WrapperSpec], actions: np.ndarray, env: str = PENDULUM) -> list[tuple[Any, ...]]:
     """Return (obs, reward, truncated) of the second of two rows; the first one starts and ends elsewhere."""
-    with environments.make_vector_env(env, 2, wrappers=found) as vector:
+    with environments.make_vector_env(env, 2, wrappers=specs) as vector:
         rows = np.arange(2)
         vector.reset(rows, np.array([5, 3]))
         steps: list[tuple[Any, ...]] = [(vector.obs[1].copy(), 0.0, False)]
@@ -400,14 +400,14 @@ class TestFiles:
         assert evaluation.rollout.returns[0] == pytest.approx(returned(act, see), rel=1e-4)
 
     @pytest.mark.parametrize("config", ["", "frame_stack: 3\n"])
-    @pytest.mark.parametrize("given", [True, False])
-    def test_given_statistics_are_of_one_frame(self, tmp_path: Path, config: str, given: bool) -> None:
-        if not given and not config:
+    @pytest.mark.parametrize("is_given", [True, False])
+    def test_given_statistics_are_of_one_frame(self, tmp_path: Path, config: str, is_given: bool) -> None:
+        if not is_given and not config:
             pytest.skip("nothing says that frames are stacked")
         recorded, _ = agent(tmp_path / "recorded", 9, "frame_stack: 3\nnormalize: true\n", norm=True)
         file, _ = agent(tmp_path / "alone", 9, config)
         facts = AgentFacts(obs_norm=str(Path(recorded).with_suffix("") / "vecnormalize.pkl"))
-        how = Protocol(1, wrappers=("VecFrameStack:n_stack=3",) if given else None)
+        how = Protocol(1, wrappers=("VecFrameStack:n_stack=3",) if is_given else None)
         evaluation = evaluate(file, PENDULUM, how, facts=facts)
         expected = evaluate(recorded, protocol=Protocol(1))
         assert evaluation.rollout.returns.tolist() == expected.rollout.returns.tolist()

@@ -145,14 +145,15 @@ def test_a_wrong_order_of_a_flattened_image_changes_outputs():
 @pytest.mark.parametrize("side", ["torch", "tensorflow"])
 def test_no_file_beyond_the_matrix_gives_other_numbers(tmp_path, side):
     states = [
-        more.verdict(folder, "torch" if side == "tensorflow" else "tf")[0] for folder in made(side, tmp_path)
+        more.verdict(folder, "torch" if side == "tensorflow" else "tf")[0]
+        for folder in made_files(side, tmp_path)
     ]
     assert states
     assert {"WRONG", "crash"}.isdisjoint(states)
 
 
-def made(side: str, place: Path) -> list[Path]:
-    return [folder for _, folder in more.folders(side, more.listed(side, place), place)]
+def made_files(side: str, folder: Path) -> list[Path]:
+    return [folder for _, folder in more.folders(side, more.listed(side, folder), folder)]
 
 
 @pytest.mark.torch

@@ -86,7 +86,7 @@ COMMANDS: dict[str, list[str]] = {
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "place"
     (folder / "tf").mkdir(parents=True)
     (folder / "out").mkdir()
@@ -122,33 +122,33 @@ def failures(count: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_call_that_fails_is_one_sentence(name: str, place: Path) -> None:
+def test_a_call_that_fails_is_one_sentence(name: str, folder: Path) -> None:
     words = COMMANDS[name]
-    whole = state(place)
-    copy = place.with_name("copy")
-    shutil.copytree(place, copy)
+    whole = state(folder)
+    copy = folder.with_name("copy")
+    shutil.copytree(folder, copy)
 
     def run(at: int | None, number: int, *more: str) -> tuple[int, int, str, str]:
         def make() -> BaseException:
             return MemoryError() if number == errno.ENOMEM else OSError(number, os.strerror(number), "a/file")
 
-        shutil.rmtree(place)
-        shutil.copytree(copy, place)
+        shutil.rmtree(folder)
+        shutil.copytree(copy, folder)
         injected, out = Injected(at, make), Stdout(0, 1 << 30)
         with pytest.MonkeyPatch.context() as patch:
             for module, call in CALLS:
                 patch.setattr(module, call, injected.wrap(getattr(module, call)))
-            status, err = into(out, [*words, *more], place)
+            status, err = into(out, [*words, *more], folder)
         return injected.count, status, out.getvalue().decode(), err
 
     count, status, out, err = run(None, 0)
     assert status in (0, 1), err
-    new = set(state(place)) - set(whole)
+    new = set(state(folder)) - set(whole)
     for number, at in zip(itertools.cycle(NUMBERS), failures(count), strict=False):
         more = ["--json"] if number == errno.EIO else []
         _, status_then, out_then, err_then = run(at, number, *more)
         required(status_then, out_then, err_then, [*words, *more])
-        after = state(place)
+        after = state(folder)
         assert {file: after.get(file) for file in whole if "old." not in file} == {
             file: digest for file, digest in whole.items() if "old." not in file
         }
@@ -166,14 +166,14 @@ def test_a_call_that_fails_is_one_sentence(name: str, place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_stdout_that_takes_no_more_is_one_sentence(name: str, place: Path) -> None:
+def test_a_stdout_that_takes_no_more_is_one_sentence(name: str, folder: Path) -> None:
     for number, room in ((errno.ENOSPC, 0), (errno.EIO, 5)):
         for more in ([], ["--json"]):
-            shutil.rmtree(place / "out", ignore_errors=True)
-            (place / "out").mkdir()
-            for left in place.glob("out.*"):
+            shutil.rmtree(folder / "out", ignore_errors=True)
+            (folder / "out").mkdir()
+            for left in folder.glob("out.*"):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-            status, err = into(Stdout(number, room), [*COMMANDS[name], *more], place)
+            status, err = into(Stdout(number, room), [*COMMANDS[name], *more], folder)
             assert status == 2
             assert err.startswith("ckpttool: "), err
             assert "unexpected" not in err
@@ -216,47 +216,47 @@ def shell(line: str, folder: Path) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     "words", ["inspect agent.pt", "inspect agent.pt --json", "--help", "inspect none --json"]
 )
-def test_a_stdout_that_is_full_or_closed(words: str, place: Path) -> None:
+def test_a_stdout_that_is_full_or_closed(words: str, folder: Path) -> None:
     for where in (">/dev/full", ">&-"):
-        status, out, err = shell(f"ckpttool {words} {where}", place)
+        status, out, err = shell(f"ckpttool {words} {where}", folder)
         assert (status, out) == (2, ""), where
         assert err.startswith("ckpttool: "), where
         assert "Traceback" not in err
     # Where stderr is gone as well, the status is all that is left.
     command = f"ckpttool {words} >/dev/full 2>/dev/full"
-    assert shell(command, place) == (2, "", "")
+    assert shell(command, folder) == (2, "", "")
 
 
-def test_a_reader_that_goes_away_is_no_error(place: Path) -> None:
+def test_a_reader_that_goes_away_is_no_error(folder: Path) -> None:
     for words in ("inspect agent.pt", "inspect agent.pt --json", "--help"):
-        assert shell(f"ckpttool {words} | true; exit ${{PIPESTATUS[0]}}", place) == (0, "", "")
+        assert shell(f"ckpttool {words} | true; exit ${{PIPESTATUS[0]}}", folder) == (0, "", "")
 
 
-def test_no_file_gets_the_number_of_a_closed_stream(place: Path) -> None:
+def test_no_file_gets_the_number_of_a_closed_stream(folder: Path) -> None:
     """Else what a library prints would be written into the target."""
-    status, _, _ = shell("ckpttool convert agent.pt x.npz >/dev/null 2>&- <&-", place)
+    status, _, _ = shell("ckpttool convert agent.pt x.npz >/dev/null 2>&- <&-", folder)
     assert status == 0
-    assert sorted(np.load(place / "x.npz").files)
+    assert sorted(np.load(folder / "x.npz").files)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a limit counts differs from system to system")
 @pytest.mark.parametrize("limit", ["-v 60000", "-v 120000", "-v 150000", "-n 5", "-f 1"])
-def test_a_limit_of_the_system_is_one_sentence(limit: str, place: Path) -> None:
+def test_a_limit_of_the_system_is_one_sentence(limit: str, folder: Path) -> None:
     words = ["convert", "agent.pt", "x.npz", "--no-verify"]
-    whole = state(place)
-    status, out, err = shell(f"ulimit {limit}; ckpttool {' '.join(words)}", place)
+    whole = state(folder)
+    status, out, err = shell(f"ulimit {limit}; ckpttool {' '.join(words)}", folder)
     required(status, out, err, words)
     assert status != 1, err
     if status == 2:
-        assert state(place) == whole
+        assert state(folder) == whole
 
 
-def test_a_sidecar_with_more_activations_than_layers_is_refused(place: Path) -> None:
-    file = place / "agent.pt.ckpttool.json"
+def test_a_sidecar_with_more_activations_than_layers_is_refused(folder: Path) -> None:
+    file = folder / "agent.pt.ckpttool.json"
     record = json.loads(file.read_text())
     record["activations"] = ["relu", "relu", "tanh"]
     file.write_text(json.dumps(record))
     for words in (["eval", "agent.pt", "--episodes", "1"], ["convert", "agent.pt", "x", "--to", "tf"]):
-        error = in_process(*words, "--json", cwd=place).json()["error"]
+        error = in_process(*words, "--json", cwd=folder).json()["error"]
         assert (error["kind"], Path(error["file"]).name) == ("format", file.name)
-        assert not list(place.glob("x*"))
+        assert not list(folder.glob("x*"))

@@ -71,20 +71,20 @@ class TestNpz(WritingContract):
     st.dictionaries(NAMES, arrays.arrays(NUMBERS, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0))),
     st.data(),
 )
-def test_what_numpy_writes_is_read(tmp_path: Path, made: dict[str, np.ndarray], data: st.DataObject) -> None:
-    names = {name.removesuffix(".npy") for name in made}
-    if len(names) != len(made) or "file" in made:
+def test_what_numpy_writes_is_read(tmp_path: Path, value: dict[str, np.ndarray], data: st.DataObject) -> None:
+    names = {name.removesuffix(".npy") for name in value}
+    if len(names) != len(value) or "file" in value:
         return
-    turned = {name: np.array(a, order=data.draw(st.sampled_from("CF"))) for name, a in made.items()}
+    turned = {name: np.array(a, order=data.draw(st.sampled_from("CF"))) for name, a in value.items()}
     file = tmp_path / "x.npz"
     (np.savez if data.draw(st.booleans()) else np.savez_compressed)(file, **turned)
-    if not made:
+    if not value:
         return
     checkpoint = open_checkpoint(str(file))
     assert (checkpoint.format, checkpoint.integrity) == ("npz", "crc32")
     named = {leaf.key: leaf for _, leaf in checkpoint.tree.tensors()}
-    assert named.keys() == made.keys()
-    for name, array in made.items():
+    assert named.keys() == value.keys()
+    for name, array in value.items():
         little = array.astype(array.dtype.newbyteorder("<"))
         assert named[name].dtype == array.dtype.name
         assert named[name].shape == array.shape

@@ -81,11 +81,11 @@ def model_of(onnx: Any, *tensors: Any, nodes: Any = ()) -> Any:
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)])
 
 
-def same(found: Leaf | ValueLeaf, wanted: np.ndarray) -> None:
-    assert isinstance(found, Leaf)
-    array = found.array()
-    assert (array.dtype, array.shape) == (wanted.dtype, wanted.shape)
-    assert array.tobytes() == np.ascontiguousarray(wanted).tobytes()
+def same(result: Leaf | ValueLeaf, expected: np.ndarray) -> None:
+    assert isinstance(result, Leaf)
+    array = result.array()
+    assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
+    assert array.tobytes() == np.ascontiguousarray(expected).tobytes()
 
 
 TYPES = (

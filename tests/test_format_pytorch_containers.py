@@ -40,7 +40,7 @@ class WithoutChecksums(FormatContract):
             Path(file.path).write_bytes(whole)
 
 
-def told(tree: Tree) -> dict[str, Any]:
+def tree_contents(tree: Tree) -> dict[str, Any]:
     """Return all that a tree says, with the bytes of its tensors."""
     return {
         "leaves": [
@@ -81,11 +81,11 @@ class TestUnpacked(WithoutChecksums):
 @pytest.mark.parametrize("form", FORMS)
 def test_every_container_gives_the_same_tree(torch: Any, form: str, tmp_path: Path) -> None:
     value = {name: tensor for name, tensor in state(torch).items() if form != "big" or name != "untyped"}
-    expected = told(open_checkpoint(str(plain(torch, value, tmp_path))).tree)
+    expected = tree_contents(open_checkpoint(str(plain(torch, value, tmp_path))).tree)
     assert expected["aliases"]
     checkpoint = open_checkpoint(str(FORMS[form](torch, value, tmp_path)))
     assert checkpoint.format == ("pytorch_legacy" if form.startswith("stream") else "pytorch")
-    assert told(checkpoint.tree) == expected
+    assert tree_contents(checkpoint.tree) == expected
 
 
 LEAVES = st.builds(
@@ -132,11 +132,11 @@ def test_random_states_in_every_container(torch: Any, data: Any, tmp_path: Path)
             max_leaves=8,
         )
     )
-    expected = told(open_checkpoint(str(plain(torch, value, tmp_path))).tree)
+    expected = tree_contents(open_checkpoint(str(plain(torch, value, tmp_path))).tree)
     kinds = {leaf[2] for leaf in expected["leaves"] if not isinstance(leaf[1], ValueLeaf)}
     typed = ("big",) if kinds.isdisjoint(("uint16", "uint32", "uint64")) else ()
     for form in ("stream", "unrecorded", *typed, "unpacked"):
-        assert told(open_checkpoint(str(FORMS[form](torch, value, tmp_path))).tree) == expected, form
+        assert tree_contents(open_checkpoint(str(FORMS[form](torch, value, tmp_path))).tree) == expected, form
 
 
 @pytest.mark.torch
@@ -170,7 +170,7 @@ def test_what_stands_in_the_middle_of_another_file(torch: Any, form: str, tmp_pa
     (tmp_path / "around").write_bytes(b"x" * 1001 + data + b"PK\x05\x06 and more")
     file = File.stamp(str(tmp_path / "around"))
     listing = torch_legacy.list_embedded(file, 1001, len(data))
-    assert told(listing.tree) == told(open_checkpoint(str(path)).tree)
+    assert tree_contents(listing.tree) == tree_contents(open_checkpoint(str(path)).tree)
     for offset, length in ((1000, len(data)), (1001, len(data) - 1), (1001, 0), (1001, 3), (0, 900)):
         with pytest.raises(FormatError):
             digest_checkpoint(
@@ -207,11 +207,11 @@ def test_only_what_was_read_belongs_to_an_unpacked_archive(torch: Any, tmp_path:
 @pytest.mark.torch
 def test_links_lead_nowhere_outside(torch: Any, tmp_path: Path, golden: Golden) -> None:
     folder = folder_of(torch, tmp_path)
-    expected = told(open_checkpoint(str(folder)).tree)
+    expected = tree_contents(open_checkpoint(str(folder)).tree)
     storage = folder / "data" / "0"
     storage.rename(folder / "data" / "kept")
     storage.symlink_to("kept")
-    assert told(open_checkpoint(str(folder)).tree) == expected
+    assert tree_contents(open_checkpoint(str(folder)).tree) == expected
     (tmp_path / "secret").write_bytes((folder / "data" / "kept").read_bytes())
     for target in (
         tmp_path / "secret",

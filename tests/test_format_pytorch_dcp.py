@@ -415,8 +415,8 @@ def changed(folder: Path, change) -> None:
     file.write_bytes(pickle.dumps(metadata, 4))
 
 
-def one(told, name: str):
-    return next(item for at, item in told.storage_data.items() if at.fqn == name)
+def one(stated, name: str):
+    return next(item for at, item in stated.storage_data.items() if at.fqn == name)
 
 
 def _beyond(metadata):
@@ -590,7 +590,7 @@ def boxes(draw):
 @given(boxes(), st.sampled_from(("float32", "bfloat16")), st.randoms())
 def test_any_cut_is_put_together(tmp_path, cut, dtype, order):
     import torch
-    from torch.distributed.checkpoint import metadata as told
+    from torch.distributed.checkpoint import metadata as dcp_metadata
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
     shape, parts = cut
@@ -606,12 +606,14 @@ def test_any_cut_is_put_together(tmp_path, cut, dtype, order):
             torch.save(
                 whole[tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))].clone(), stream
             )
-            at = told.MetadataIndex("w", offsets)
+            at = dcp_metadata.MetadataIndex("w", offsets)
             items[at] = _StorageInfo("__0_0.distcp", shard.tell(), len(stream.getvalue()))
-            chunks.append(told.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
+            chunks.append(dcp_metadata.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
             shard.write(stream.getvalue())
-    entry = told.TensorStorageMetadata(told.TensorProperties(whole.dtype), whole.shape, chunks)
-    metadata = told.Metadata({"w": entry}, storage_data=items)
+    entry = dcp_metadata.TensorStorageMetadata(
+        dcp_metadata.TensorProperties(whole.dtype), whole.shape, chunks
+    )
+    metadata = dcp_metadata.Metadata({"w": entry}, storage_data=items)
     (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(metadata, 4))
     leaf = open_checkpoint(str(tmp_path / "c")).tree[(key("w"),)]
     assert bytes(leaf.read()) == bits(whole)

@@ -32,7 +32,7 @@ from tests import truths
 from tests.conftest import in_process
 from tests.golden_texts import Golden
 from tests.test_format_pytorch import V2, floats
-from tests.test_format_pytorch_containers import WithoutChecksums, told
+from tests.test_format_pytorch_containers import WithoutChecksums, tree_contents
 from tests.torch_forms import stream
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
@@ -224,10 +224,10 @@ def test_the_size_of_what_is_read_at_once_is_not_seen(
         "b": b"x" * 99,
     }
     data = written([value, value])
-    expected = told(read(data, tmp_path).tree)
+    expected = tree_contents(read(data, tmp_path).tree)
     monkeypatch.setattr(torch_legacy, "LONG", length)
     monkeypatch.setattr(torch_legacy, "SHORT", length)
-    assert told(read(data, tmp_path).tree) == expected
+    assert tree_contents(read(data, tmp_path).tree) == expected
 
 
 def test_a_module_that_python_2_and_torch_0_3_pickled(tmp_path: Path) -> None:
@@ -236,15 +236,15 @@ def test_a_module_that_python_2_and_torch_0_3_pickled(tmp_path: Path) -> None:
     def ordered(*pairs: Any) -> PickleObject:
         return PickleObject(Global("collections", "OrderedDict"), ([list(pair) for pair in pairs],), 0)
 
-    def made(name: str, args: tuple[Any, ...], state: Any) -> PickleObject:
+    def output(name: str, args: tuple[Any, ...], state: Any) -> PickleObject:
         call = PickleObject(Global(*name.rsplit(".", 1)), args, 0)
         call.state = state
         return call
 
-    weight = made("torch.nn.parameter.Parameter", (tensor(),), (True, False, ordered()))
-    inner = made("torch.nn.modules.linear.Linear", (), {"_parameters": ordered(("weight", weight))})
+    weight = output("torch.nn.parameter.Parameter", (tensor(),), (True, False, ordered()))
+    inner = output("torch.nn.modules.linear.Linear", (), {"_parameters": ordered(("weight", weight))})
     buffers = ordered(("running_mean", tensor(offset=1, shape=(2,))))
-    net = made("nets.Net", (), {"_modules": ordered(("l1", inner)), "_buffers": buffers, "training": True})
+    net = output("nets.Net", (), {"_modules": ordered(("l1", inner)), "_buffers": buffers, "training": True})
     tree = read(written(net), tmp_path).tree
     assert [(leaf.key, leaf.role, leaf.trainable) for _, leaf in tree.tensors()] == [
         ("l1.weight", "parameter", True),

@@ -29,7 +29,7 @@ from tests import truths
 from tests.conftest import CORPUS
 from tests.golden_texts import Golden
 from tests.test_format_pytorch import floats
-from tests.test_format_pytorch_containers import WithoutChecksums, told
+from tests.test_format_pytorch_containers import WithoutChecksums, tree_contents
 from tests.torch_forms import SYS_INFO, packed, plain, tar
 
 FLOATS = Global("torch", "FloatStorage")
@@ -328,7 +328,7 @@ def test_the_tree_is_that_of_a_zip_file(torch: Any, first: bool, pax: bool, tmp_
         "step": 3,
     }
     path = tar(torch, value, tmp_path / "x", first=first, pax=pax)
-    assert told(open_checkpoint(str(path)).tree) == told(
+    assert tree_contents(open_checkpoint(str(path)).tree) == tree_contents(
         open_checkpoint(str(plain(torch, value, tmp_path))).tree
     )
     if not first:

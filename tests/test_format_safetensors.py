@@ -41,7 +41,7 @@ from ckpttool.core import (
 )
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, open_checkpoint, torch_zip
-from ckpttool.formats import safetensors as ours
+from ckpttool.formats import safetensors as our_format
 from ckpttool.testing.formats import WritingContract
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.golden_texts import Golden
@@ -66,7 +66,7 @@ def entry(begin: int, end: int, dtype: str = "U8", shape: list[Any] | None = Non
 
 
 class TestSafetensors(WritingContract):
-    module = ours
+    module = our_format
 
     def make(self, folder: Path) -> str:
         save(open_checkpoint(str(TORCH_SAMPLE)).tree, str(folder / "agent.safetensors"))
@@ -493,9 +493,9 @@ def test_values_and_containers_are_as_they_were(tmp_path: Path) -> None:
 
 def test_every_claim_is_cheap(tmp_path: Path) -> None:
     file = put(tmp_path, {"a": entry(0, 4)}, bytes(4))
-    assert ours.claims(Probe(file)) == file
+    assert our_format.claims(Probe(file)) == file
     assert torch_zip.claims(Probe(file)) is None
-    assert ours.claims(Probe(str(tmp_path))) is None
+    assert our_format.claims(Probe(str(tmp_path))) is None
 
 
 @pytest.mark.corpus

@@ -798,12 +798,12 @@ def test_initializers_and_tags(written: tuple[Path, dict[str, Any]]) -> None:
 # The corpus.
 
 
-def told(truth: Any) -> dict[str, Any]:
+def truth_tensors(truth: Any) -> dict[str, Any]:
     """The tensors in a truth file, by key, wherever they are."""
     tensors: dict[str, Any] = {}
     for name, value in truth.items() if isinstance(truth, dict) else ():
         if isinstance(value, dict):
-            tensors |= {name: value} if "sha256" in value else told(value)
+            tensors |= {name: value} if "sha256" in value else truth_tensors(value)
     return tensors
 
 
@@ -816,7 +816,7 @@ def test_golden_corpus() -> None:
         if not os.path.isdir(folder):
             continue
         listed = leaves(open_checkpoint(folder))
-        for name, fact in told(json.loads(truth.read_text())).items():
+        for name, fact in truth_tensors(json.loads(truth.read_text())).items():
             if name != "_CHECKPOINTABLE_OBJECT_GRAPH":
                 assert hashlib.sha256(listed[name].read()).hexdigest() == fact["sha256"]
                 assert listed[name].trainable is not None

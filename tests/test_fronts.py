@@ -106,7 +106,7 @@ def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(games: Path) -> Iterator[Any]:
+def make_agent(games: Path) -> Iterator[Any]:
     """Return a function that makes a small agent of the library, saves it, and gives it with its path."""
     library = pytest.importorskip("stable_baselines3")
     names: dict[str, Any] = {}
@@ -158,8 +158,8 @@ def observations(policy: str, *, first: bool = False) -> dict[str, np.ndarray]:
     return {"image": image, **rows}
 
 
-def spec(seen: Mapping[str, np.ndarray], low: list[float], high: list[float]) -> EnvSpec:
-    shapes = tuple((name, array.shape[1:], array.dtype.name) for name, array in seen.items())
+def spec(observations: Mapping[str, np.ndarray], low: list[float], high: list[float]) -> EnvSpec:
+    shapes = tuple((name, array.shape[1:], array.dtype.name) for name, array in observations.items())
     return EnvSpec("Given-v0", shapes, np.array(low, "f4"), np.array(high, "f4"), None, {})
 
 
@@ -176,9 +176,9 @@ def policy_of(
     return module.build(entrant.network)
 
 
-def predicted(model: Any, seen: Mapping[str, np.ndarray]) -> np.ndarray:
+def predicted(model: Any, rows: Mapping[str, np.ndarray]) -> np.ndarray:
     turned = {
-        n: a.transpose(0, 3, 1, 2) if a.dtype == np.uint8 and a.shape[-1] == 3 else a for n, a in seen.items()
+        n: a.transpose(0, 3, 1, 2) if a.dtype == np.uint8 and a.shape[-1] == 3 else a for n, a in rows.items()
     }
     actions: np.ndarray = model.predict(turned.get("obs", turned), deterministic=True)[0]
     return actions
@@ -186,8 +186,8 @@ def predicted(model: Any, seen: Mapping[str, np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("policy", ["Pictures", "Mixed"])
 @pytest.mark.parametrize("algorithm", ["TD3", "SAC", "PPO"])
-def test_the_library_predicts_the_same_actions(made: Any, algorithm: str, policy: str) -> None:
-    model, path = made(algorithm, policy)
+def test_the_library_predicts_the_same_actions(make_agent: Any, algorithm: str, policy: str) -> None:
+    model, path = make_agent(algorithm, policy)
     observed = observations(policy)
     actions, _ = policy_of(path, observed).step(observed.get("obs", observed))
     expected = predicted(model, observed)
@@ -217,9 +217,9 @@ def drawn_images() -> np.ndarray:
     ],
 )
 def test_images_choose_the_actions_of_the_library(
-    made: Any, algorithm: str, settings: dict[str, Any]
+    make_agent: Any, algorithm: str, settings: dict[str, Any]
 ) -> None:
-    model, path = made(algorithm, "Moves", **settings)
+    model, path = make_agent(algorithm, "Moves", **settings)
     images = drawn_images()
     agent = load_agent(path)
     with torch.no_grad():
@@ -238,8 +238,8 @@ def test_images_choose_the_actions_of_the_library(
     assert any("NatureCNN" in entry.value for entry in agent.ledger)
 
 
-def test_the_target_of_an_image_q_network_plays(made: Any, tmp_path: Path) -> None:
-    model, _ = made("DQN", "Moves")
+def test_the_target_of_an_image_q_network_plays(make_agent: Any, tmp_path: Path) -> None:
+    model, _ = make_agent("DQN", "Moves")
     nn.init.normal_(model.q_net_target.features_extractor.cnn[2].weight)
     model.save(tmp_path / "a.zip")
     images = drawn_images()
@@ -250,9 +250,9 @@ def test_the_target_of_an_image_q_network_plays(made: Any, tmp_path: Path) -> No
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_quantiles_of_images(made: Any, tmp_path: Path) -> None:
+def test_quantiles_of_images(make_agent: Any, tmp_path: Path) -> None:
     """QR-DQN's file has DQN's modules under other names (sb3_contrib/qrdqn/policies.py)."""
-    model, path = made("DQN", "Moves")
+    model, path = make_agent("DQN", "Moves")
     with zipfile.ZipFile(path) as archive:
         contents = {name: archive.read(name) for name in archive.namelist() if name != "policy.optimizer.pth"}
     net, head = model.q_net, nn.Linear(12, 5 * 4)
@@ -350,8 +350,8 @@ def test_flattened_images_are_exported(algorithm: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["DQN", "A2C"])
-def test_convolutions_are_exported(made: Any, algorithm: str, tmp_path: Path) -> None:
-    model, path = made(algorithm, "Moves")
+def test_convolutions_are_exported(make_agent: Any, algorithm: str, tmp_path: Path) -> None:
+    model, path = make_agent(algorithm, "Moves")
     images = drawn_images()
     require_exported(path, images, predicted(model, {"obs": images}), tmp_path / "a.onnx")
 
@@ -443,8 +443,8 @@ def test_normalized_images_of_a_convolution_are_not_divided(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("policy", ["Goal", "Grid"])
-def test_rows_of_several_inputs_and_of_several_axes(made: Any, policy: str) -> None:
-    model, path = made("TD3", policy)
+def test_rows_of_several_inputs_and_of_several_axes(make_agent: Any, policy: str) -> None:
+    model, path = make_agent("TD3", policy)
     shapes = {"observation": (4,), "goal": (3,), "achieved": (3,)} if policy == "Goal" else {"obs": (2, 5)}
     draw = np.random.default_rng(0)
     observed = {name: draw.normal(size=(BATCH, *shape)).astype("f4") for name, shape in shapes.items()}
@@ -453,10 +453,10 @@ def test_rows_of_several_inputs_and_of_several_axes(made: Any, policy: str) -> N
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
-def test_other_backends_too(made: Any, backend: str) -> None:
+def test_other_backends_too(make_agent: Any, backend: str) -> None:
     if not plugins.find("backends", backend).available():
         pytest.skip(f"{backend} is not installed")
-    model, path = made("TD3", "Mixed")
+    model, path = make_agent("TD3", "Mixed")
     observed = observations("Mixed")
     np.testing.assert_allclose(
         policy_of(path, observed, backend).step(observed)[0], predicted(model, observed), atol=1e-5
@@ -472,8 +472,8 @@ def test_other_backends_too(made: Any, backend: str) -> None:
         ("PPO", {"activation_fn": nn.ELU}),
     ],
 )
-def test_settings_that_change_the_front(made: Any, algorithm: str, settings: dict[str, Any]) -> None:
-    model, path = made(algorithm, "Pictures", **settings)
+def test_settings_that_change_the_front(make_agent: Any, algorithm: str, settings: dict[str, Any]) -> None:
+    model, path = make_agent(algorithm, "Pictures", **settings)
     if "share_features_extractor" in settings and algorithm == "PPO":
         nn.init.normal_(model.policy.vf_features_extractor.linear[0].weight)  # which is not the policy's
     observed = observations("Pictures")
@@ -482,8 +482,8 @@ def test_settings_that_change_the_front(made: Any, algorithm: str, settings: dic
     )
 
 
-def test_channels_may_come_first_and_the_slow_copy_plays(made: Any) -> None:
-    model, path = made("TD3", "Pictures")
+def test_channels_may_come_first_and_the_slow_copy_plays(make_agent: Any) -> None:
+    model, path = make_agent("TD3", "Pictures")
     first = observations("Pictures", first=True)
     nn.init.normal_(model.actor_target.features_extractor.cnn[0].bias)
     model.save(path)
@@ -494,21 +494,21 @@ def test_channels_may_come_first_and_the_slow_copy_plays(made: Any) -> None:
     assert abs(actions - policy_of(path, first).step(first["obs"])[0]).max() > 1e-3
 
 
-def test_an_extractor_of_ones_own_is_refused(made: Any) -> None:
+def test_an_extractor_of_ones_own_is_refused(make_agent: Any) -> None:
     from stable_baselines3.common.torch_layers import NatureCNN
 
     class Mine(NatureCNN):
         pass
 
     settings = {"features_extractor_class": Mine}
-    _, path = made("SAC", "Pictures", **settings)
+    _, path = make_agent("SAC", "Pictures", **settings)
     with pytest.raises(UnsupportedError, match="features_extractor") as caught:
         restore_agent(path).playable("actor")
     assert "Mine" in caught.value.message  # the class is the cause
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"image": np.zeros((1, 40, 40, 3), np.uint8)}, r"image \[40, 40, 3\].*image \[3, 40, 44\]"),
         ({"other": np.zeros((1, 2))}, r"other \[2\]"),
@@ -517,18 +517,20 @@ def test_an_extractor_of_ones_own_is_refused(made: Any) -> None:
     ids=["image", "other", "vector"],
 )
 def test_other_observations_are_refused(
-    made: Any, change: dict[str, np.ndarray], said: str, golden: Golden
+    make_agent: Any, change: dict[str, np.ndarray], message: str, golden: Golden
 ) -> None:
-    _, path = made("SAC", "Mixed")
+    _, path = make_agent("SAC", "Mixed")
     with pytest.raises(EnvironmentMismatchError) as caught:
         policy_of(path, {**observations("Mixed"), **change})
     golden(caught.value.message)
-    assert re.search(said, f"{caught.value.expected} {caught.value.found}")
+    assert re.search(message, f"{caught.value.expected} {caught.value.found}")
 
 
 @pytest.mark.parametrize(("algorithm", "kind"), [("PPO", "Pictures"), ("SAC", "Mixed"), ("SAC", "Grid")])
-def test_a_loaded_agent_takes_the_observations_of_its_library(made: Any, algorithm: str, kind: str) -> None:
-    model, path = made(algorithm, kind)
+def test_a_loaded_agent_takes_the_observations_of_its_library(
+    make_agent: Any, algorithm: str, kind: str
+) -> None:
+    model, path = make_agent(algorithm, kind)
     grid = np.random.default_rng(1).uniform(-1, 1, (BATCH, 2, 5)).astype("f4")
     observed: Any = grid if kind == "Grid" else observations(kind)
     observed = observed["obs"] if kind == "Pictures" else observed
@@ -544,8 +546,8 @@ def test_a_loaded_agent_takes_the_observations_of_its_library(made: Any, algorit
             agent.act(np.swapaxes(observed, 1, 2)[:, 1:])
 
 
-def test_conversions_do_not_take_half_a_policy(made: Any, tmp_path: Path) -> None:
-    model, path = made("SAC", "Mixed")
+def test_conversions_do_not_take_half_a_policy(make_agent: Any, tmp_path: Path) -> None:
+    model, path = make_agent("SAC", "Mixed")
     ran = in_process("convert", path, tmp_path / "a.pt", "--json")
     assert (ran.status, ran.json()["unused"]) == (0, [])
     copied = torch.load(tmp_path / "a.pt", weights_only=True)["policy"]
@@ -649,10 +651,10 @@ def crossq(epsilon: float = 1e-3) -> nn.Module:
     return sb3.owner(actor=actor, critic=sb3.critic(2))
 
 
-@pytest.mark.parametrize("told", [{}, {"batch_norm_eps": 0.25}])
-def test_batch_renormalisation(tmp_path: Path, told: dict[str, float]) -> None:
-    module = crossq(*told.values())
-    kwargs = {"net_arch": [5, 4], **told}
+@pytest.mark.parametrize("facts", [{}, {"batch_norm_eps": 0.25}])
+def test_batch_renormalisation(tmp_path: Path, facts: dict[str, float]) -> None:
+    module = crossq(*facts.values())
+    kwargs = {"net_arch": [5, 4], **facts}
     data = sb3.settings(sb3.SAC_POLICY, policy_kwargs=kwargs)
     path = sb3.put(tmp_path / "a.zip", sb3.members({"policy": module.state_dict()}, data))
     obs = np.random.default_rng(1).normal(size=(BATCH, sb3.OBS)).astype("f4")
@@ -662,16 +664,16 @@ def test_batch_renormalisation(tmp_path: Path, told: dict[str, float]) -> None:
     actions, _ = policy_of(path, {"obs": obs}).step(obs)
     np.testing.assert_allclose(actions, low + (squashed + 1) / 2 * (high - low), rtol=1e-5, atol=1e-5)
     assert any("epsilon 0.001" in text for text in restore_agent(path).binding.fronts["actor"].assumed) == (
-        not told
+        not facts
     )
 
 
-def test_an_encoder_does_not_answer_how_observations_were_normalised(tmp_path: Path, made: Any) -> None:
+def test_an_encoder_does_not_answer_how_observations_were_normalised(tmp_path: Path, make_agent: Any) -> None:
     data = sb3.settings(sb3.SAC_POLICY, policy_kwargs={"net_arch": [5, 4]})
     paths = {
         "recurrent": recurrent_agent(tmp_path / "recurrent.zip", recurrent(1)),
         "crossq": sb3.put(tmp_path / "crossq.zip", sb3.members({"policy": crossq().state_dict()}, data)),
-        "dict": made("SAC", "Mixed")[1],
+        "dict": make_agent("SAC", "Mixed")[1],
     }
     for path in paths.values():
         agent = restore_agent(path)
@@ -767,9 +769,9 @@ def test_only_numbers_order_recurrent_layers_of_one_size(
 
 @pytest.mark.environment
 @pytest.mark.parametrize(("algorithm", "policy"), [("SAC", "Pictures"), ("SAC", "Mixed"), ("DQN", "Moves")])
-def test_the_command_plays_them(made: Any, games: Path, algorithm: str, policy: str) -> None:
+def test_the_command_plays_them(make_agent: Any, games: Path, algorithm: str, policy: str) -> None:
     pytest.importorskip("gymnasium")
-    _, path = made(algorithm, policy)
+    _, path = make_agent(algorithm, policy)
     ran = ckpttool(
         "eval",
         path,
@@ -850,7 +852,7 @@ print(json.dumps([{name: each.tolist() for name, each in obs.items()}, found.tol
 @pytest.mark.parametrize("keys", [None, ["near", "far", "grid"], ["far"], ["near", "grid"], ["grid", "far"]])
 def test_statistics_of_parts_are_applied_to_those_parts(keys: list[str] | None, tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3")
-    drawn, expected = warm_sb3.asked(PARTS, str(tmp_path), json.dumps(keys))
+    drawn, expected = warm_sb3.run_program(PARTS, str(tmp_path), json.dumps(keys))
     obs = {name: np.array(array, "f4") for name, array in drawn.items()}
     path = str(tmp_path / "agent.zip")
     actions, _ = policy_of(path, obs).step(obs)
@@ -875,7 +877,7 @@ def test_statistics_of_parts_are_applied_to_those_parts(keys: list[str] | None, 
 
 def test_statistics_of_parts_that_the_policy_lacks_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3")
-    warm_sb3.asked(PARTS, str(tmp_path), "null")
+    warm_sb3.run_program(PARTS, str(tmp_path), "null")
     (tmp_path / "vecnormalize.pkl").unlink()
     norm = {"mean": [0.0] * 3, "var": [1.0] * 3, "parts": {"other": 3}}
     agent = restore_agent(str(tmp_path / "agent.zip"), facts=AgentFacts(obs_norm=norm))
@@ -891,8 +893,8 @@ def test_statistics_of_parts_that_the_policy_lacks_are_refused(tmp_path: Path) -
         )
 
 
-def test_the_bounds_of_each_part_are_compared(made: Any) -> None:
-    _, path = made("SAC", "Mixed")
+def test_the_bounds_of_each_part_are_compared(make_agent: Any) -> None:
+    _, path = make_agent("SAC", "Mixed")
     observed = observations("Mixed")
     agent = restore_agent(path)
     assert agent.known.observation_space is not None
@@ -918,9 +920,9 @@ def test_the_bounds_of_each_part_are_compared(made: Any) -> None:
     [("PPO", {}), ("PPO", {"net_arch": []}), ("SAC", {"net_arch": []}), ("TD3", {})],
 )
 def test_the_library_states_what_its_extractor_flattens(
-    made: Any, algorithm: str, settings: dict[str, Any], tmp_path: Path
+    make_agent: Any, algorithm: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    model, path = made(algorithm, "Pictures", **settings)
+    model, path = make_agent(algorithm, "Pictures", **settings)
     ran = in_process("convert", path, tmp_path / "a", "--to", "tf", "--optimizer", "none", "--json")
     assert ran.status == 0, ran.out + ran.err
     tree = open_checkpoint(str(tmp_path / "a")).tree
@@ -942,13 +944,13 @@ def test_the_library_states_what_its_extractor_flattens(
     assert compared
 
 
-def test_options_that_a_refused_conversion_prints_convert(made: Any, tmp_path: Path) -> None:
+def test_options_that_a_refused_conversion_prints_convert(make_agent: Any, tmp_path: Path) -> None:
     from stable_baselines3.common.torch_layers import NatureCNN
 
     class Mine(NatureCNN):
         pass
 
-    model, path = made("SAC", "Pictures", net_arch=[], features_extractor_class=Mine)
+    model, path = make_agent("SAC", "Pictures", net_arch=[], features_extractor_class=Mine)
     model.save(path)
     command = ["convert", path, tmp_path / "a", "--to", "tf", "--optimizer", "none"]
     ran = in_process(*command)
@@ -964,9 +966,9 @@ def test_options_that_a_refused_conversion_prints_convert(made: Any, tmp_path: P
     assert (tmp_path / "a.index").exists(), followed.out + followed.err
 
 
-def test_observations_with_exchanged_axes_are_read(made: Any) -> None:
+def test_observations_with_exchanged_axes_are_read(make_agent: Any) -> None:
     """NumPy 2.4 pickles the transposed images of VecTransposeImage in axis order K."""
-    model, path = made("PPO", "Pictures")
+    model, path = make_agent("PPO", "Pictures")
     images = np.random.default_rng(0).integers(0, 255, (2, 5, 4, 3), np.uint8)
     model._last_obs = images.transpose(0, 3, 1, 2)
     assert not model._last_obs.flags.forc
@@ -997,9 +999,9 @@ class OwnReLU(nn.ReLU):
     ],
 )
 def test_an_activation_with_arguments_is_played_or_named(
-    made: Any, function: Any, hidden: str, tmp_path: Path
+    make_agent: Any, function: Any, hidden: str, tmp_path: Path
 ) -> None:
-    model, _ = made("PPO", "Grid", activation_fn=nn.ReLU)
+    model, _ = make_agent("PPO", "Grid", activation_fn=nn.ReLU)
     path = str(tmp_path / "agent.zip")
     model.policy_kwargs = {**model.policy_kwargs, "activation_fn": function}
     model.save(path)
@@ -1020,10 +1022,10 @@ def test_an_activation_with_arguments_is_played_or_named(
 
 
 def test_a_target_of_joined_inputs_names_the_file_that_plays(
-    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_agent: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gymnasium = importlib.import_module("gymnasium")
-    model, source = made("PPO", "Goal")
+    model, source = make_agent("PPO", "Goal")
     source = shutil.copy(source, tmp_path / "source.zip")
     target = str(tmp_path / "target.safetensors")
     assert in_process("convert", source, target).status == 0
@@ -1044,8 +1046,8 @@ def test_a_target_of_joined_inputs_names_the_file_that_plays(
 
 
 @pytest.mark.parametrize(("algorithm", "policy"), [("PPO", "Pictures"), ("SAC", "Mixed")])
-def test_modules_of_image_policies_act_as_the_library(made: Any, algorithm: str, policy: str) -> None:
-    model, path = made(algorithm, policy)
+def test_modules_of_image_policies_act_as_the_library(make_agent: Any, algorithm: str, policy: str) -> None:
+    model, path = make_agent(algorithm, policy)
     observed = observations(policy, first=True)
     actor = load_agent(path).networks("torch", "actor")["actor"]
     with torch.no_grad():

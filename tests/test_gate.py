@@ -233,7 +233,7 @@ def put(folder: Path, files: dict[str, bytes]) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], set[str]]:
+def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], set[str]]:
     """A folder with good and bad checkpoints and other files; the paths of the good, and of the bad."""
     folder = tmp_path_factory.mktemp("gate")
     fine, bad = set(good(folder)), bad_files()
@@ -258,18 +258,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], set[
     return folder, fine, {*bad, "bad/pipe.pt", "bad/dangling.pt", "bad/revived"}
 
 
-def outcome(found: CheckResult, folder: Path) -> tuple[set[str], set[str]]:
+def outcome(result: CheckResult, folder: Path) -> tuple[set[str], set[str]]:
     """Return the paths below the folder that were found fine, and those that were not."""
     fine, bad = set(), set()
-    for checkpoint in found.checkpoints:
+    for checkpoint in result.checkpoints:
         at, last = os.path.split(checkpoint.path.split("::")[-1])
         name = os.path.relpath(os.path.join(os.path.realpath(at), last), folder)
         (bad if checkpoint.findings or checkpoint.error else fine).add(name)
     return fine, bad
 
 
-def test_a_folder_of_good_and_bad_files(made: tuple[Path, set[str], set[str]]) -> None:
-    folder, fine, bad = made
+def test_a_folder_of_good_and_bad_files(checkpoint_folder: tuple[Path, set[str], set[str]]) -> None:
+    folder, fine, bad = checkpoint_folder
     assert len(bad) >= 30
     result = check([str(folder)])
     assert outcome(result, folder) == (fine, bad)
@@ -279,8 +279,8 @@ def test_a_folder_of_good_and_bad_files(made: tuple[Path, set[str], set[str]]) -
     assert len(result.checkpoints) == len({checkpoint.path for checkpoint in result.checkpoints})
 
 
-def test_the_same_through_a_pattern(made: tuple[Path, set[str], set[str]]) -> None:
-    folder, fine, bad = made
+def test_the_same_through_a_pattern(checkpoint_folder: tuple[Path, set[str], set[str]]) -> None:
+    folder, fine, bad = checkpoint_folder
     assert outcome(check([str(folder / "**")]), folder) == (fine, bad)
     everything = [str(path) for path in folder.iterdir()]
     assert outcome(check(everything), folder)[1] >= bad

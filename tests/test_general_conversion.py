@@ -360,7 +360,7 @@ def test_tensorflows_files_train_on_in_torch(
 ) -> None:
     import torch
 
-    folder, wanted = from_tensorflow
+    folder, requested = from_tensorflow
     title, entry, state, text = FORMS[form]
     kind = "cnn" if "cnn" in form else "mlp"
     built = tmp_path / "made.pt"
@@ -375,7 +375,7 @@ def test_tensorflows_files_train_on_in_torch(
     if kind == "cnn":
         net.bn.momentum = 0.125
     net.load_state_dict(content[entry])
-    expected = wanted[title.format(name)]
+    expected = requested[title.format(name)]
     np.testing.assert_allclose(torch_outputs(net, kind), expected["before"], rtol=0, atol=1e-12)
     optimizer = torch_optimizer(name, net)
     optimizer.load_state_dict(content[state])
@@ -1388,16 +1388,16 @@ def test_what_of_a_folder_cannot_be_read_is_named_or_refused(tmp_path: Path) -> 
 def test_an_order_is_found_only_where_it_is_the_modules_own(seed: int) -> None:
     draw = random.Random(seed)
 
-    def made(depth: int) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+    def output(depth: int) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
         if depth == 0 or draw.random() < 0.3:
             wide = draw.choice((1, 2, 3))
             return [(("weight",), (wide, draw.choice((1, 2)))), (("bias",), (wide,))]
         names = draw.sample("abcdefg", draw.randint(1, 4))
-        return [((name, *inner), shape) for name in names for inner, shape in made(depth - 1)]
+        return [((name, *inner), shape) for name in names for inner, shape in output(depth - 1)]
 
     count = 0
     for _ in range(50):
-        parameters = made(3)
+        parameters = output(3)
         stored = sorted(parameters)
         order = optimizers_read.find_only_order(stored, [shape for _, shape in parameters], numbered=False)
         if order is not None:

@@ -43,7 +43,7 @@ def manifest(folder: Path, *wheels: bundle.Wheel, **changes: Any) -> None:
         "python": HERE,
         "platform": f"manylinux_2_28_{platform.machine()}",
         "optional": {},
-        "wheels": [vars(each) for each in wheels],
+        "wheels": [vars(item) for item in wheels],
     }
     (folder / bundle.MANIFEST).write_text(json.dumps(facts | changes))
 

@@ -72,10 +72,10 @@ IN_PROCESS = [
 ]
 
 
-@pytest.mark.parametrize("each", IN_PROCESS, ids=lambda part: part.name)
-def test_a_part_is_green_on_the_cpu(each: Part, context: Context) -> None:
-    record = run_part(each, context)
-    if each.name in BOTH_NEED_CUDA:
+@pytest.mark.parametrize("item", IN_PROCESS, ids=lambda part: part.name)
+def test_a_part_is_green_on_the_cpu(item: Part, context: Context) -> None:
+    record = run_part(item, context)
+    if item.name in BOTH_NEED_CUDA:
         assert (record["status"], "CUDA" in record["error"]) == (ABSENT, True)
     elif record["status"] == ABSENT:
         assert importlib.util.find_spec("gymnasium") is None or "installed" in record["error"]
@@ -356,7 +356,7 @@ def test_a_capture_that_fails(fault: str | None, monkeypatch: pytest.MonkeyPatch
 
     after: list[int] = []
 
-    def captured(body: Callable[[], Any], _place: Any) -> Any:
+    def captured(body: Callable[[], Any], _position: Any) -> Any:
         after.append(1)
         if fault != "no exception":
             raise RuntimeError("capture failed")

@@ -510,7 +510,7 @@ def test_code_states_what_the_conversion_assumed(tmp_path: Path) -> None:
     source = write_functional(tmp_path, layers, ["x"], "out", arrays)
     facts = AgentFacts(action_low=[-1.0], action_high=[1.0])
     done = ckpttool.convert(str(source), str(tmp_path / "out.pt"), to="torch", code="-", facts=facts)
-    (types,) = (each for each in done.ledger if each.use == "assumed" and "mixed_float16" in each.value)
+    (types,) = (item for item in done.ledger if item.use == "assumed" and "mixed_float16" in item.value)
     assert types.sentence in str(done.code)
 
 
@@ -594,8 +594,8 @@ def test_code_of_a_policy_with_an_encoder_acts_as_the_source(name: str, tmp_path
     scope: dict[str, Any] = {}
     exec(str(done.code), scope)
     model = scope["load"](done.target)
-    given = observations.values() if isinstance(observations, dict) else [observations]
-    actions, expected = scope["act"](model, *given), ckpttool.load_agent(str(source)).act(observations)
+    inputs = observations.values() if isinstance(observations, dict) else [observations]
+    actions, expected = scope["act"](model, *inputs), ckpttool.load_agent(str(source)).act(observations)
     assert actions.shape == expected.shape
     assert actions.dtype.kind == expected.dtype.kind
     np.testing.assert_allclose(actions, expected, rtol=0, atol=1e-5)
@@ -716,7 +716,7 @@ def test_policies_of_every_kind_act_in_keras(tmp_path: Path) -> None:
         for step in range(2):
             actions, state = agent.predict(observations, state)
             rows = observations.values() if isinstance(observations, dict) else [observations]
-            known |= {f"x{step}_{number}": each for number, each in enumerate(rows)} | {f"y{step}": actions}
+            known |= {f"x{step}_{number}": row for number, row in enumerate(rows)} | {f"y{step}": actions}
         np.savez(folder / "known.npz", **known)
     apart = tensorflow_child.run(__file__, "act_in_keras", tmp_path)
     assert apart.keys() == kinds.keys()

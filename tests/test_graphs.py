@@ -68,17 +68,17 @@ def run_onnxruntime(path: Path, inputs: dict[str, np.ndarray]) -> list[np.ndarra
 
 
 def assert_same_numbers(
-    found: np.ndarray, expected: np.ndarray, rtol: float = 1e-3, atol: float = 1e-7
+    actual: np.ndarray, expected: np.ndarray, rtol: float = 1e-3, atol: float = 1e-7
 ) -> None:
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
     if expected.dtype.kind in "fcV":
         # The last bit of a half or smaller number depends on the order of rounding.
         rtol = max(rtol, {2: 2e-3, 1: 0.0}.get(expected.dtype.itemsize, 0))
         rtol = 1.6e-2 if expected.dtype.name == "bfloat16" else rtol
         wide = np.complex128 if expected.dtype.kind == "c" else np.float64
-        np.testing.assert_allclose(found.astype(wide), expected.astype(wide), rtol, atol)
+        np.testing.assert_allclose(actual.astype(wide), expected.astype(wide), rtol, atol)
     else:
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(actual, expected)
 
 
 # ONNX's own tests of every operator.

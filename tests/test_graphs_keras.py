@@ -226,7 +226,7 @@ class Answers(NamedTuple):
     """The graph of a file, its outputs, and those of Keras that reads the same file."""
 
     graph: Graph
-    found: dict[str, np.ndarray]
+    results: dict[str, np.ndarray]
     expected: dict[str, np.ndarray]
 
 

@@ -141,9 +141,9 @@ def tensors(results: Any) -> Iterator[torch.Tensor]:
             yield from tensors(result)
 
 
-def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    assert np.abs(found - expected).max() <= 1e-6 * max(1.0, np.abs(expected).max())
+def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    assert np.abs(actual - expected).max() <= 1e-6 * max(1.0, np.abs(expected).max())
 
 
 @pytest.mark.parametrize(

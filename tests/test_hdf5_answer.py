@@ -196,7 +196,7 @@ def test_many_small_bombs_are_one(base: Span, golden: Golden) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         pytest.param(b"", id="empty"),
         pytest.param(b"[" * 10_000, id="deep"),
@@ -210,10 +210,10 @@ def test_many_small_bombs_are_one(base: Span, golden: Golden) -> None:
         pytest.param(b" " * 300_000, id="many bytes"),
     ],
 )
-def test_what_a_broken_process_says_is_one_sentence(said: bytes, golden: Golden) -> None:
+def test_what_a_broken_process_says_is_one_sentence(output: bytes, golden: Golden) -> None:
     with (
         limits.using(replace(limits.Limits(), hdf5_objects=1000)),
         pytest.raises(FormatError) as caught,
     ):
-        hdf5._parse_output(said, 0, "x")
+        hdf5._parse_output(output, 0, "x")
     golden(caught.value)

@@ -19,7 +19,7 @@ from tests.conftest import CORPUS
 h5py = pytest.importorskip("h5py")
 
 
-def ours(data: bytes) -> dict[str, Any] | None:
+def our_listing(data: bytes) -> dict[str, Any] | None:
     return list_plain_file(lambda offset, length: data[offset : offset + length], len(data))
 
 
@@ -57,7 +57,7 @@ def write_weights(path: Path, members: int = 3) -> None:
 def test_a_listing_is_that_of_the_library(tmp_path: Path, members: int) -> None:
     path = tmp_path / "x.weights.h5"
     write_weights(path, members)
-    listed = ours(path.read_bytes())
+    listed = our_listing(path.read_bytes())
     assert listed is not None
     assert len(listed["datasets"]) == 2 * members + 9
     assert json.loads(json.dumps(listed)) == library(path)
@@ -68,7 +68,7 @@ def test_keras_own_files_are_listed_without_the_library() -> None:
     files = sorted((CORPUS / "tf").rglob("*.h5f"))
     assert files
     for path in files:
-        listed = ours(path.read_bytes())
+        listed = our_listing(path.read_bytes())
         assert listed is not None, path
         assert json.loads(json.dumps(listed)) == library(path)
 
@@ -104,7 +104,7 @@ def test_damage_is_left_to_the_library_or_changes_both_listings(tmp_path: Path, 
     path = tmp_path / "x.h5"
     write_weights(path, 1)
     whole, draw, compared = path.read_bytes(), random.Random(seed), 0
-    listed = ours(whole)
+    listed = our_listing(whole)
     assert listed is not None
     values = [(d["offset"], d["offset"] + d["stored"]) for d in listed["datasets"] if "offset" in d]
     at = [
@@ -114,7 +114,7 @@ def test_damage_is_left_to_the_library_or_changes_both_listings(tmp_path: Path, 
     ]
     for _ in range(40):
         damaged = _damage(whole, at, draw)
-        listed = ours(damaged)
+        listed = our_listing(damaged)
         if listed is None:
             continue
         path.write_bytes(damaged)
@@ -142,17 +142,17 @@ OTHER_FORMS: dict[str, Callable[[Any], Any]] = {
 def test_other_forms_are_left_to_the_library(tmp_path: Path, form: str) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         OTHER_FORMS[form](file)
-    assert ours((tmp_path / "x.h5").read_bytes()) is None
+    assert our_listing((tmp_path / "x.h5").read_bytes()) is None
 
 
 @pytest.mark.parametrize("options", [{"libver": "latest"}, {"userblock_size": 512}], ids=str)
 def test_other_versions_are_left_to_the_library(tmp_path: Path, options: dict[str, Any]) -> None:
     with h5py.File(tmp_path / "x.h5", "w", **options) as file:
         file["a"] = np.arange(3.0)
-    assert ours((tmp_path / "x.h5").read_bytes()) is None
+    assert our_listing((tmp_path / "x.h5").read_bytes()) is None
 
 
 def test_every_truncation_is_left_to_the_library(tmp_path: Path) -> None:
     write_weights(tmp_path / "x.h5", 1)
     whole = (tmp_path / "x.h5").read_bytes()
-    assert all(ours(whole[:length]) is None for length in range(0, len(whole), 97))
+    assert all(our_listing(whole[:length]) is None for length in range(0, len(whole), 97))

@@ -703,12 +703,12 @@ def test_arrays_become_layers_of_objects(make: Make, target: str, tmp_path: Path
 
 
 def test_defaults_of_optimizers_are_one_sentence() -> None:
-    def said(name: str) -> list[str]:
+    def text(name: str) -> list[str]:
         rest = "the checkpoint does not hold it)"
         facts = (("rho", 0.9, "Keras"), ("weight_decay", 0, "torch"))
         return [f"{name} {what} = {value} (default of {whose}; {rest}" for what, value, whose in facts]
 
-    joined = merge_default_sentences(["first", *said("one"), *said("two"), "last"])
+    joined = merge_default_sentences(["first", *text("one"), *text("two"), "last"])
     assert [joined[0], joined[-1], len(joined)] == ["first", "last", 3]
     assert all(word in joined[1] for word in ("one", "two", "rho = 0.9", "weight_decay = 0"))
     assert merge_default_sentences(["first", "last"]) == ["first", "last"]

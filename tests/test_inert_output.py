@@ -55,14 +55,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     names = {f"{NASTY}.l{n}.weight": np.full((2, 2), n, np.float32) for n in range(2)}
     files = {}
 
-    def place(name: str) -> Path:
+    def position(name: str) -> Path:
         files[name] = folder / name
         return files[name]
 
-    save(torch_tree({**names, NASTY: 3.5, "nan": np.array([np.nan], np.float32)}), str(place("torch.pt")))
-    place("object.pkl").write_bytes(objects(surrogate=False))
-    place("surrogate.pkl").write_bytes(objects(surrogate=True))
-    with zipfile.ZipFile(place("names.npz"), "w") as archive:
+    save(torch_tree({**names, NASTY: 3.5, "nan": np.array([np.nan], np.float32)}), str(position("torch.pt")))
+    position("object.pkl").write_bytes(objects(surrogate=False))
+    position("surrogate.pkl").write_bytes(objects(surrogate=True))
+    with zipfile.ZipFile(position("names.npz"), "w") as archive:
         for name, array in names.items():
             with archive.open(name.replace("\x00", "") + ".npy", "w") as stream:
                 np.save(stream, array)
@@ -74,17 +74,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         },
     }
     encoded = json.dumps(header).encode()
-    place("names.safetensors").write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(16))
-    keras_h5(place("keras.h5"))
-    shutil.copy(TORCH_SAMPLE, place("agent.pt"))
+    position("names.safetensors").write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(16))
+    keras_h5(position("keras.h5"))
+    shutil.copy(TORCH_SAMPLE, position("agent.pt"))
     sidecar = json.loads(Path(f"{TORCH_SAMPLE}.ckpttool.json").read_text())
     sidecar["env"]["id"] = NASTY
     sidecar["assumed"] = [NASTY]
     sidecar["provenance"] = dict.fromkeys(sidecar["provenance"], NASTY)
     sidecar["residue"] = [{"path": NASTY, "note": NASTY}]
     Path(f"{files['agent.pt']}.ckpttool.json").write_text(json.dumps(sidecar))
-    place("none.pt")
-    place("text.pt").write_text(NASTY)
+    position("none.pt")
+    position("text.pt").write_text(NASTY)
     return files
 
 

@@ -48,7 +48,7 @@ def interrupted(start: str, step: int, folder: Path) -> tuple[int, int, str, str
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(HOOK)
     (tmp_path / "ckpttool").write_text(SCRIPT)
@@ -57,12 +57,12 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("every", [60, pytest.param(5, marks=pytest.mark.slow)])
-def test_an_interrupt_ends_a_start_without_a_traceback(place: Path, start: str, every: int) -> None:
-    whole = interrupted(start, 1 << 30, place)
+def test_an_interrupt_ends_a_start_without_a_traceback(folder: Path, start: str, every: int) -> None:
+    whole = interrupted(start, 1 << 30, folder)
     assert whole[1] == 0, whole
     steps = (1, 2, 4, 8, 16, 32, *range(64, 400, every))
     with ThreadPoolExecutor(2) as threads:
-        outcomes = list(threads.map(lambda step: interrupted(start, step, place), steps))
+        outcomes = list(threads.map(lambda step: interrupted(start, step, folder), steps))
     ended = [outcome for outcome in outcomes if outcome[1] != 0]
     assert len(ended) > len(outcomes) // 2  # the others come after the last step
     for step, status, out, err in ended:

@@ -31,7 +31,7 @@ def attributes(name: str) -> LeafPath:
     return tuple(map(attr, name.split("/")))
 
 
-def made(
+def built_model(
     path: Path,
     cls: str,
     shapes: list[tuple[int, ...]],
@@ -87,7 +87,7 @@ def test_slots_belong_to_the_variables_in_their_order(
     config: dict[str, object],
     more: list[tuple[int, ...]],
 ) -> None:
-    file = made(tmp_path / "m.h5", cls, SHAPES * len(kinds) + more, first, **config)
+    file = built_model(tmp_path / "m.h5", cls, SHAPES * len(kinds) + more, first, **config)
     leaves = open_checkpoint(file).tree.leaves
     slots = sorted((int(leaf.array().flat[0]), leaf) for leaf in leaves.values() if leaf.role == "slot")
     order = ["dense_1/kernel", "dense_1/bias", "dense_2/kernel", "dense_2/bias"]
@@ -114,7 +114,9 @@ def test_numbered_slots_belong_to_the_variables_with_these_numbers(
     tmp_path: Path, cls: str, kinds: list[str], words: tuple[str, ...]
 ) -> None:
     first = (f"{cls}/iterations:0",)
-    leaves = open_checkpoint(made(tmp_path / "m.h5", cls, SHAPES * len(kinds), first, words)).tree.leaves
+    leaves = open_checkpoint(
+        built_model(tmp_path / "m.h5", cls, SHAPES * len(kinds), first, words)
+    ).tree.leaves
     slots = {int(leaf.array().flat[0]): leaf for leaf in leaves.values() if leaf.role == "slot"}
     order = ["dense_1/kernel", "dense_1/bias", "dense_2/kernel", "dense_2/bias"]
     assert [(slots[n].slot, display(slots[n].of or ())) for n in sorted(slots)] == [
@@ -122,7 +124,7 @@ def test_numbered_slots_belong_to_the_variables_with_these_numbers(
     ]
     for other in (tuple(f"x{word}" for word in words), words[::-1]):
         if other != words:
-            wrong = made(tmp_path / "w.h5", cls, SHAPES * len(kinds), first, other)
+            wrong = built_model(tmp_path / "w.h5", cls, SHAPES * len(kinds), first, other)
             assert all(leaf.of is None for leaf in open_checkpoint(wrong).tree.leaves.values())
 
 
@@ -146,7 +148,9 @@ def step(file: Path) -> tuple[Any, ...]:
 @pytest.mark.parametrize("words", [(), ("m", "v", "vhat")])
 def test_an_adam_with_placeholders_of_maxima_steps_in_torch(tmp_path: Path, words: tuple[str, ...]) -> None:
     shapes = [*SHAPES, *SHAPES, *[(1,)] * 4]
-    source = made(tmp_path / "m.h5", "Adam", shapes, ("Adam/iterations:0",), words, amsgrad=False, lr=0.0005)
+    source = built_model(
+        tmp_path / "m.h5", "Adam", shapes, ("Adam/iterations:0",), words, amsgrad=False, lr=0.0005
+    )
     assert convert(source, str(tmp_path / "m.pt")).written
     assert step(tmp_path / "m.pt") == (0.0005, False, [10, 10, 10, 10], [4, 5, 6, 7])
 
@@ -165,7 +169,7 @@ def test_an_adam_with_placeholders_of_maxima_steps_in_torch(tmp_path: Path, word
 def test_what_does_not_fit_belongs_to_nothing(
     tmp_path: Path, cls: str, shapes: list[tuple[int, ...]], golden: Golden
 ) -> None:
-    checkpoint = open_checkpoint(made(tmp_path / "m.h5", cls, shapes, ("iterations:0",)))
+    checkpoint = open_checkpoint(built_model(tmp_path / "m.h5", cls, shapes, ("iterations:0",)))
     slots = [leaf for leaf in checkpoint.tree.leaves.values() if leaf.role == "slot"]
     assert len(slots) == len(shapes)
     assert {leaf.of for leaf in slots} == {None}

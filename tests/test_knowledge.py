@@ -45,7 +45,7 @@ GUESSED = {"head": "assumed: y"}
 
 
 @pytest.mark.parametrize(
-    ("told", "read", "expected"),
+    ("record", "read", "expected"),
     [
         (Sidecar("", head="clip", provenance=SAID), Sidecar("", head="tanh", provenance=SAID), "clip"),
         (Sidecar("", head="clip"), Sidecar("", head="tanh", provenance=SAID), "clip"),
@@ -55,10 +55,10 @@ GUESSED = {"head": "assumed: y"}
         (None, Sidecar("", head="tanh", provenance=GUESSED), "tanh"),
     ],
 )
-def test_who_is_believed(told: Sidecar | None, read: Sidecar, expected: str) -> None:
-    metadata = restore.merge_metadata(told, read)
+def test_who_is_believed(record: Sidecar | None, read: Sidecar, expected: str) -> None:
+    metadata = restore.merge_metadata(record, read)
     assert metadata.head == expected
-    assert ("head" in metadata.provenance) == bool(told is None or told.provenance or expected == "tanh")
+    assert ("head" in metadata.provenance) == bool(record is None or record.provenance or expected == "tanh")
 
 
 numbers = st.floats(-100, 100, width=32)

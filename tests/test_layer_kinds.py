@@ -42,10 +42,10 @@ class Last:
     def __init__(self, module: Any) -> None:
         self.module = module
 
-    def __call__(self, given: Any) -> Any:
+    def __call__(self, inputs: Any) -> Any:
         import torch
 
-        return torch.movedim(self.module(torch.movedim(given, -1, 1)), 1, -1)
+        return torch.movedim(self.module(torch.movedim(inputs, -1, 1)), 1, -1)
 
 
 def twins() -> dict[str, Any]:
@@ -218,7 +218,7 @@ def test_kinds_found_by_their_names_are_all_that_fit(kind: layer_kinds.LayerKind
     ]
     for group in groups:
         for framework in ("torch", "tensorflow"):
-            fitting = [each for each in kind_table.KINDS if each.framework == framework and each.fits(group)]
+            fitting = [kind for kind in kind_table.KINDS if kind.framework == framework and kind.fits(group)]
             plain = tuple(kind for kind in fitting if kind.modules is None)
             usual = tuple(kind for kind in plain if not kind.is_selected)
             # The unusual orientation of a matrix counts where a bias leaves no other.

@@ -523,13 +523,13 @@ def test_a_file_that_lists_layers_by_name_is_asked_for_too() -> None:
     assert [note.split()[0] for note in notes if "--flatten" in note] == ["actor"]
     # The layer before it gives as many numbers, but nothing else takes what the convolution gives.
     known = {"a_first/kernel": (7, 24), "a_first/bias": (24,)} | shapes
-    assert _asked(known) == {"actor": "--flatten", "a_first": "--unflatten"}
+    assert _refusal_options(known) == {"actor": "--flatten", "a_first": "--unflatten"}
     pooled = known | {"pooled/kernel": (4, 2), "pooled/bias": (2,)}
     plan = conversion_by_kinds.plan_to_torch(tensorflow_tree(filled(pooled)))
     assert len(plan.moves) == len(pooled)
 
 
-def _asked(shapes: Mapping[str, tuple[int, ...]], flatten: Sequence[str] = ()) -> dict[str, str]:
+def _refusal_options(shapes: Mapping[str, tuple[int, ...]], flatten: Sequence[str] = ()) -> dict[str, str]:
     """Return by layer the option that its refusal names."""
     notes = conversion_by_kinds.plan_to_torch(
         tensorflow_tree(filled(shapes)), parse_layer_options([], list(flatten))
@@ -545,7 +545,7 @@ def _dense(name: str, *sizes: int) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("others", "told", "asked"),
+    ("others", "stated", "requested"),
     [
         # A gate that is multiplied with the image, the layer of a decoder, a second head behind them.
         (_dense("gate", 3, 24) | _dense("out", 24, 2), ["out=6,4", "gate=no"], {"gate": "--unflatten"}),
@@ -560,14 +560,14 @@ def _dense(name: str, *sizes: int) -> dict[str, tuple[int, ...]]:
         (_dense("vector", 3, 7) | _dense("hidden", 31, 2), ["vector=no"], {"hidden": "--flatten"}),
     ],
 )
-def test_layers_as_wide_as_a_flattened_image_are_refused(others, told, asked) -> None:
-    assert _asked(_CONV | others, told) == asked
+def test_layers_as_wide_as_a_flattened_image_are_refused(others, stated, requested) -> None:
+    assert _refusal_options(_CONV | others, stated) == requested
 
 
 def test_every_layer_whose_outputs_may_become_an_image_is_refused() -> None:
     shapes = _dense("noise", 5, 48) | _dense("label", 3, 24)
     shapes |= {"up/kernel": (2, 2, 3, 6), "up/bias": (3,)}
-    assert _asked(shapes) == {"noise": "--unflatten", "label": "--unflatten"}
+    assert _refusal_options(shapes) == {"noise": "--unflatten", "label": "--unflatten"}
 
 
 @pytest.mark.parametrize(("inputs", "named"), [(3072, True), (90, True), (3074, False), (33, False)])

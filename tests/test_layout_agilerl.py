@@ -130,9 +130,9 @@ def rows(width: int = OBS) -> np.ndarray:
     return np.random.default_rng(1).normal(0, 2, size=(200, width)).astype(np.float32)
 
 
-def close(found: np.ndarray, wanted: Any, scale: float = 1.0) -> None:
-    wanted = wanted.detach().numpy() if hasattr(wanted, "detach") else wanted
-    assert np.abs(found - wanted).max() <= 1e-6 * max(scale, np.abs(wanted).max())
+def close(actual: np.ndarray, expected: Any, scale: float = 1.0) -> None:
+    expected = expected.detach().numpy() if hasattr(expected, "detach") else expected
+    assert np.abs(actual - expected).max() <= 1e-6 * max(scale, np.abs(expected).max())
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from ckpttool.testing.layouts import same
 from tests.golden_texts import Golden
 from tests.test_format_d3rlpy import archive, written
 from tests.test_layouts import LayoutContract
-from tests.torch_agents import actions, adam, close, observations, saved, seen, values
+from tests.torch_agents import actions, adam, as_batch, close, observations, saved, values
 
 OBS, ACT = 5, 3
 NONE = {"type": "none", "params": {}}
@@ -98,8 +98,8 @@ def config(kind: str = "td3", encoders: Any = (ENCODER, ENCODER), **params: Any)
     return {"observation_shape": [OBS], "action_size": ACT, "config": {"type": kind, "params": parameters}}
 
 
-def d3(folder: Path, state: dict[str, Any], said: dict[str, Any]) -> str:
-    return written(folder / "agent.d3", torch=archive(state), config=json.dumps(said))
+def d3(folder: Path, state: dict[str, Any], settings: dict[str, Any]) -> str:
+    return written(folder / "agent.d3", torch=archive(state), config=json.dumps(settings))
 
 
 class TestNew(LayoutContract):
@@ -124,10 +124,12 @@ def test_without_scalers_an_action_is_tanh(old: bool, tmp_path: Path) -> None:
     path = d3(tmp_path, state, config())
     obs = observations(OBS)
     # Whatever the environment's bounds are: the file says that nothing scales.
-    close(actions(path, obs, high=5.0), torch.tanh(policy(seen(obs))))
+    close(actions(path, obs, high=5.0), torch.tanh(policy(as_batch(obs))))
     action = np.random.default_rng(1).uniform(-1, 1, (len(obs), ACT)).astype("f4")
     for number, q in enumerate(qs, start=1):
-        close(values(path, f"critic/q{number}", obs, action), q(torch.cat([seen(obs), seen(action)], 1)))
+        close(
+            values(path, f"critic/q{number}", obs, action), q(torch.cat([as_batch(obs), as_batch(action)], 1))
+        )
     assert not restore_agent(path).binding.facts.lacks
 
 
@@ -148,7 +150,7 @@ def test_scalers_are_those_of_the_configuration(kind: str, tmp_path: Path) -> No
         tmp_path, state, config(observation_scaler={"type": kind, "params": params}, action_scaler=scaler)
     )
     obs = observations(OBS)
-    x = seen(obs)
+    x = as_batch(obs)
     if kind == "standard":
         x = (x - torch.tensor(MEAN)) / (torch.tensor(STD) + 1e-3)
     elif kind == "min_max":
@@ -177,7 +179,7 @@ def test_a_params_json_says_as_much(tmp_path: Path) -> None:
     (tmp_path / "params.json").write_text('{"algorithm": "TD3", "scaler": null}')
     assert not any("params.json" in note for note in restore_agent(path).notes)
     obs = observations(OBS)
-    close(actions(path, obs), torch.tanh(policy(seen(obs))))
+    close(actions(path, obs), torch.tanh(policy(as_batch(obs))))
 
 
 ACTIVATIONS = {
@@ -196,7 +198,7 @@ def test_activations_are_those_of_the_configuration(name: str, tmp_path: Path) -
     path = d3(tmp_path, state, config(encoders=(encoder, encoder)))
     obs = observations(OBS)
     first, second = (policy._encoder._layers[n] for n in (0, 2))
-    hidden = functions[1](second(functions[0](first(seen(obs)))))
+    hidden = functions[1](second(functions[0](first(as_batch(obs)))))
     close(actions(path, obs), torch.tanh(policy._fc(hidden)))
 
 
@@ -247,7 +249,7 @@ def test_every_network_has_its_own_activations(tmp_path: Path) -> None:
 
     def critic(q: nn.Module) -> torch.Tensor:
         first, second = (q._encoder._layers[n] for n in (0, 2))
-        x = torch.tanh(first(torch.cat([seen(obs), seen(action)], 1)))
+        x = torch.tanh(first(torch.cat([as_batch(obs), as_batch(action)], 1)))
         return q._fc(nn.functional.silu(second(x)))
 
     # The facts of a file, of a sidecar beside other weights, and of a file written for the library.
@@ -257,7 +259,7 @@ def test_every_network_has_its_own_activations(tmp_path: Path) -> None:
     Path(f"{again}.ckpttool.json").unlink()
     convert(through, str(tmp_path / "third.d3"), to="d3rlpy")
     for file in (path, through, again, str(tmp_path / "third.d3")):
-        close(actions(file, obs), torch.tanh(policy(seen(obs))))
+        close(actions(file, obs), torch.tanh(policy(as_batch(obs))))
         for number, q in enumerate(qs, start=1):
             close(values(file, f"critic/q{number}", obs, action), critic(q))
             close(values(file, f"critic_target/q{number}", obs, action), critic(slow[number - 1]))
@@ -306,7 +308,7 @@ def test_sac_acts_by_the_tanh_of_its_mean(tmp_path: Path) -> None:
     path = d3(tmp_path, state, config("sac"))
     obs = observations(OBS)
     torch.manual_seed(1)
-    close(actions(path, obs), torch.tanh(Head(OBS, ACT, "_mu")(seen(obs))))
+    close(actions(path, obs), torch.tanh(Head(OBS, ACT, "_mu")(as_batch(obs))))
     tree = open_checkpoint(path).tree
     binding = recognize_tree(tree, "agent.d3")
     assert binding is not None
@@ -340,7 +342,7 @@ def test_iql_has_a_value_and_one_deviation(tmp_path: Path) -> None:
     }
     path = d3(tmp_path, file, config("iql", value_encoder_factory=ENCODER))
     obs = observations(OBS)
-    close(values(path, "value", obs), value(seen(obs)))
+    close(values(path, "value", obs), value(as_batch(obs)))
     assert "actor/log_std" in {display(m.target) for m in restore_agent(path).binding.moves.moves}
 
 
@@ -355,7 +357,7 @@ def test_an_imitator_alone_is_a_policy(last: str, tmp_path: Path) -> None:
     document = config("bc", encoder_factory=ENCODER)
     path = d3(tmp_path, file, document)
     obs = observations(OBS)
-    close(actions(path, obs), torch.tanh(policy(seen(obs))))
+    close(actions(path, obs), torch.tanh(policy(as_batch(obs))))
 
 
 def test_agents_that_sample_actions_decide(tmp_path: Path) -> None:
@@ -412,7 +414,7 @@ def test_the_number_of_actions_shows_quantiles(tmp_path: Path) -> None:
     assert schema.QUANTILES not in agent.ledger
     obs = observations(4)
     with torch.no_grad():
-        expected = functions[0](seen(obs)).reshape(-1, 2, 11).mean(2).argmax(1)
+        expected = functions[0](as_batch(obs)).reshape(-1, 2, 11).mean(2).argmax(1)
     np.testing.assert_array_equal(agent.act(obs), expected.numpy())
     functions[0]._fc = nn.Linear(8, 5)
     with pytest.raises(EnvironmentMismatchError):

@@ -17,7 +17,7 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree
 from ckpttool.mapping.rules import canonical_tree
 from tests.pickles import importable
-from tests.torch_agents import actions, close, mlp, observations, saved, seen
+from tests.torch_agents import actions, as_batch, close, mlp, observations, saved
 
 OBS, ACT = 4, 2
 
@@ -85,7 +85,7 @@ def test_an_actor_is_normalised_and_squashed(kind: type[nn.Module], tmp_path: Pa
     actor = kind()
     obs = observations(OBS)
     for path in (whole(tmp_path, actor), saved(tmp_path, "sd.pth", actor.state_dict())):
-        close(actions(path, obs), actor(seen(obs)))
+        close(actions(path, obs), actor(as_batch(obs)))
         assert restore_agent(path).binding.layout == "elegantrl"
         assert restore_agent(path).binding.facts.lacks == (NO_BOUNDS,)
 
@@ -95,7 +95,7 @@ def test_the_module_says_its_activations(tmp_path: Path) -> None:
     actor = Actor(nn.SiLU)
     path = whole(tmp_path, actor, "actor__000000001024.pt")
     obs = observations(OBS)
-    close(actions(path, obs), actor(seen(obs)))
+    close(actions(path, obs), actor(as_batch(obs)))
     assert restore_agent(path).known.is_read("activations")
     assert restore_agent(path).known.origin("activations") == "net"
 
@@ -146,7 +146,7 @@ def test_a_module_of_discrete_actions_chooses(kind: type[nn.Module], tmp_path: P
     agent = load_agent(whole(tmp_path, module), "CartPole-v1")
     obs = observations(OBS)
     with torch.no_grad():
-        normed = (seen(obs) - module.state_avg) / module.state_std
+        normed = (as_batch(obs) - module.state_avg) / module.state_std
         expected = module(normed) if kind is QNetTwinDuel else module.net(normed)
     np.testing.assert_allclose(agent.scores(obs), expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(agent.act(obs), expected.argmax(1))

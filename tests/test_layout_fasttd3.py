@@ -20,7 +20,7 @@ from ckpttool.mapping import apply_plan
 from ckpttool.mapping.rules import canonical_tree
 from ckpttool.testing.layouts import same
 from tests.golden_texts import Golden
-from tests.torch_agents import actions, close, mlp, observations, saved, seen, values
+from tests.torch_agents import actions, as_batch, close, mlp, observations, saved, values
 
 OBS, ACT, ATOMS = 5, 2, 11
 
@@ -91,7 +91,7 @@ def observed() -> np.ndarray:
 
 def normalised(obs: np.ndarray) -> torch.Tensor:
     of = statistics(obs.shape[1])
-    return (seen(obs) - of["_mean"]) / (of["_std"] + 1e-2)
+    return (as_batch(obs) - of["_mean"]) / (of["_std"] + 1e-2)
 
 
 @pytest.mark.parametrize("gaussian", [False, True])
@@ -101,7 +101,7 @@ def test_it_acts_by_tanh_within_one(gaussian: bool, norm: bool, tmp_path: Path) 
     path = saved(tmp_path, "run_1000.pt", file)
     obs = observed()
     # Whatever an environment's bounds are: the file says that nothing scales.
-    close(actions(path, obs, high=7.0), actor(normalised(obs) if norm else seen(obs)))
+    close(actions(path, obs, high=7.0), actor(normalised(obs) if norm else as_batch(obs)))
     result = restore_agent(path)
     assert (result.binding.layout, result.binding.facts.env) == ("fasttd3", "h1hand-stand-v0")
     assert not result.binding.facts.lacks
@@ -115,7 +115,7 @@ def test_the_arguments_state_whether_observations_are_normalised(
     file, actor, _ = agent(norm=norm, **({} if stated is None else {"obs_normalization": stated}))
     path = saved(tmp_path, "x.pt", file)
     obs = observed()
-    close(actions(path, obs), actor(normalised(obs) if norm and stated is not False else seen(obs)))
+    close(actions(path, obs), actor(normalised(obs) if norm and stated is not False else as_batch(obs)))
     lacks = restore_agent(path).binding.facts.lacks
     assert (NO_STATISTICS in lacks) == (stated is True and not norm)
 
@@ -139,7 +139,7 @@ def test_a_distribution_is_no_value_and_is_kept(tmp_path: Path, golden: Golden) 
     path = saved(tmp_path, "x.pt", file)
     obs = observed()
     action = np.random.default_rng(1).uniform(-1, 1, (len(obs), ACT)).astype("f4")
-    expected = critic.qnet2.net(torch.cat([normalised(obs), seen(action)], dim=1))
+    expected = critic.qnet2.net(torch.cat([normalised(obs), as_batch(action)], dim=1))
     assert expected.shape[1] == ATOMS
     close(values(path, "critic/q2", obs, action), expected)
     notes = restore_agent(path).binding.moves.notes

@@ -33,13 +33,13 @@ GIVEN = AgentFacts(activations="elu")
 MEAN, VAR = np.linspace(-1, 1, OBS), np.linspace(0.3, 3, OBS)
 
 
-def close(file: str, facts: AgentFacts, obs: np.ndarray, wanted: Any) -> None:
+def close(file: str, facts: AgentFacts, obs: np.ndarray, expected: Any) -> None:
     """Assert that the restored policy acts so between -1 and 3."""
     agent = restore_agent(file, facts=facts)
     part = agent.runnable("actor")
     assert part is not None
     network = policy_network(agent.tree, part, wiring(agent, (-1.0,) * ACT, (3.0,) * ACT))
-    same(np.asarray(numpy_backend.build(network).step(obs)[0]), wanted.detach().numpy())
+    same(np.asarray(numpy_backend.build(network).step(obs)[0]), expected.detach().numpy())
 
 
 class Network(nn.Module):  # type: ignore[misc, name-defined]
@@ -121,20 +121,20 @@ def test_a_file_is_written_with_an_activation_of_the_library_only(tmp_path: Path
     assert caught.value.found == "leaky_relu(0.2)"
 
 
-@pytest.mark.parametrize("place", ["config.yaml", "params/agent.yaml"])
-def test_settings_beside_the_folder_state_the_activation(place: str, tmp_path: Path, golden: Golden) -> None:
+@pytest.mark.parametrize("path", ["config.yaml", "params/agent.yaml"])
+def test_settings_beside_the_folder_state_the_activation(path: str, tmp_path: Path, golden: Golden) -> None:
     file, mu = saved(tmp_path, nn.ReLU)
-    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / path).parent.mkdir(exist_ok=True)
     text = (
         "params: {network: {mlp: {activation: relu}, space: {continuous: {mu_activation: MU}}}, config: {}}\n"
     )
-    (tmp_path / place).write_text(text.replace("MU", "None"))
+    (tmp_path / path).write_text(text.replace("MU", "None"))
     obs = observations(OBS)
     close(file, NO_FACTS, obs, 2 * mu(obs).clamp(-1, 1) + 1)
     assert not [entry for entry in restore_agent(file).ledger if entry.open]
-    (tmp_path / place).write_text(text.replace("MU", "tanh"))
+    (tmp_path / path).write_text(text.replace("MU", "tanh"))
     close(file, NO_FACTS, obs, 2 * mu(obs).tanh() + 1)
-    (tmp_path / place).write_text(text.replace("relu", "softsign"))
+    (tmp_path / path).write_text(text.replace("relu", "softsign"))
     with pytest.raises(UnsupportedError) as caught:
         restore_agent(file).runnable("actor")
     golden(caught.value)

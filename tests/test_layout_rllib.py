@@ -208,17 +208,17 @@ def test_a_connector_of_ones_own_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stated", "wanted"), [("elu", ("silu", "silu", "elu")), (None, ("silu", "silu", "relu"))]
+    ("stated", "expected"), [("elu", ("silu", "silu", "elu")), (None, ("silu", "silu", "relu"))]
 )
 def test_the_head_has_an_activation_of_its_own(
-    tmp_path: Path, stated: str | None, wanted: tuple[str, ...]
+    tmp_path: Path, stated: str | None, expected: tuple[str, ...]
 ) -> None:
     layers = {**mlp("pi_encoder", OBS), "pi.net.mlp.0": (HIDDEN, HIDDEN), "pi.net.mlp.2": (HIDDEN, 2 * ACT)}
     folder = folder_of(tmp_path, torch_tree(module(layers)))
     config = {"fcnet_activation": "silu", **({} if stated is None else {"head_fcnet_activation": stated})}
     file = Path(folder, *MODULE.split("/"), "class_and_ctor_args.pkl")
     file.write_bytes(pickle.dumps({"kwargs": {"model_config": config}}, 4))
-    assert restore_agent(folder).binding.facts.activations == wanted
+    assert restore_agent(folder).binding.facts.activations == expected
 
 
 # Q-functions that encode observation and action separately (rllib/core/models/torch/encoder.py).

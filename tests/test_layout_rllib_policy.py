@@ -222,11 +222,11 @@ def test_two_policies_are_no_single_agent() -> None:
     assert recognize_tree(Tree({**tree.leaves, **torch_tree(other).leaves}), "folder") is None
 
 
-@pytest.mark.parametrize(("theirs", "ours"), [("relu", "relu"), ("tanh", "tanh"), ("swish", "silu")])
-def test_critics_have_their_own_activation(theirs: str, ours: str) -> None:
-    facts = bound(sac(**{"q_model_config/fcnet_activation": theirs})).facts
+@pytest.mark.parametrize(("other", "actual"), [("relu", "relu"), ("tanh", "tanh"), ("swish", "silu")])
+def test_critics_have_their_own_activation(other: str, actual: str) -> None:
+    facts = bound(sac(**{"q_model_config/fcnet_activation": other})).facts
     assert facts.activations_of("actor") == ("relu",)
-    assert {*facts.activations_of("critic")} == {*facts.activations_of("critic_target")} == {ours}
+    assert {*facts.activations_of("critic")} == {*facts.activations_of("critic_target")} == {actual}
 
 
 @pytest.mark.parametrize("count", [3, 4])
@@ -252,7 +252,7 @@ TUPLE = {
 
 
 @pytest.mark.parametrize(
-    "said",
+    "settings",
     [
         {
             f"{SPACE}/space": "multi-discrete",
@@ -263,14 +263,14 @@ TUPLE = {
     ],
     ids=["array", "tuple"],
 )
-def test_several_discrete_actions_are_chosen_each(said: dict[str, Any]) -> None:
-    binding = bound(torch_tree({**network("", OBS, 5, 1), **said}))
+def test_several_discrete_actions_are_chosen_each(settings: dict[str, Any]) -> None:
+    binding = bound(torch_tree({**network("", OBS, 5, 1), **settings}))
     assert binding.facts.choices == Choices((2, 3), (0, 0), single=False)
     assert not binding.unplaced
 
 
 @pytest.mark.parametrize(
-    "said",
+    "settings",
     [
         {f"{SPACE}/space": "multi-discrete"},
         {f"{SPACE}/space": "multi-discrete", f"{SPACE}/nvec": serialized((2, 3)), f"{SPACE}/dtype": "<i8"},
@@ -281,6 +281,6 @@ def test_several_discrete_actions_are_chosen_each(said: dict[str, Any]) -> None:
     ],
     ids=["no number", "another type", "binary", "binary in a tuple", "box in a tuple", "dict"],
 )
-def test_discrete_actions_of_an_unclear_number_are_refused(said: dict[str, Any]) -> None:
-    binding = bound(torch_tree({**network("", OBS, 4, 1), **said}))
+def test_discrete_actions_of_an_unclear_number_are_refused(settings: dict[str, Any]) -> None:
+    binding = bound(torch_tree({**network("", OBS, 4, 1), **settings}))
     assert binding.unplaced["actor"]

@@ -16,7 +16,7 @@ from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree
 from tests.golden_texts import Golden
-from tests.torch_agents import actions, adam, close, mlp, observations, opened, saved, seen, values
+from tests.torch_agents import actions, adam, as_batch, close, mlp, observations, opened, saved, values
 
 OBS, PRIVILEGED, ACT = 6, 9, 3
 
@@ -35,7 +35,7 @@ def statistics(size: int) -> dict[str, torch.Tensor]:
 def normalised(obs: np.ndarray) -> torch.Tensor:
     """EmpiricalNormalization.forward of rsl_rl/modules/normalizer.py."""
     of = statistics(obs.shape[1])
-    return (seen(obs) - of["_mean"]) / (of["_std"] + 1e-2)
+    return (as_batch(obs) - of["_mean"]) / (of["_std"] + 1e-2)
 
 
 def under(prefix: str, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -78,7 +78,7 @@ def test_every_version_acts_by_its_mean(version: int, norm: bool, tmp_path: Path
     path = saved(tmp_path, "model_250.pt", file(version, actor, critic, norm=norm, log=version == 3))
     assert recognize_tree(open_checkpoint(path).tree, "model_250.pt") is not None
     obs = observations(OBS)
-    close(actions(path, obs), actor(normalised(obs) if norm else seen(obs)))
+    close(actions(path, obs), actor(normalised(obs) if norm else as_batch(obs)))
     agent = restore_agent(path)
     assert (agent.binding.layout, agent.known.head) == ("rsl_rl", "identity")
     assert agent.binding.facts.lacks == (NO_ACTIVATIONS,)
@@ -98,14 +98,14 @@ def test_what_the_critic_saw_has_places_of_its_own(version: int, tmp_path: Path)
     assert len(wiring.obs_norm["mean"]) == OBS
     # The policy's statistics are not those of what the critic sees, which is wider here.
     obs = observations(PRIVILEGED)
-    close(values(path, "value", obs), critic(seen(obs)))
+    close(values(path, "value", obs), critic(as_batch(obs)))
 
 
 def test_another_activation_is_nowhere_said(tmp_path: Path) -> None:
     actor, critic = networks(nn.Tanh)
     path = saved(tmp_path, "model_0.pt", file(5, actor, critic, norm=False, log=False))
     obs = observations(OBS)
-    assert np.abs(actions(path, obs) - actor(seen(obs)).detach().numpy()).max() > 0.01
+    assert np.abs(actions(path, obs) - actor(as_batch(obs)).detach().numpy()).max() > 0.01
     assert str(restore_agent(path).known.provenance["activations"]).startswith("assumed")
 
 
@@ -120,7 +120,7 @@ def test_the_settings_of_a_training_say_the_activation(settings: str, tmp_path: 
     (tmp_path / "params").mkdir()
     (tmp_path / "params" / "agent.yaml").write_text(settings)
     obs = observations(OBS)
-    close(actions(path, obs), actor(seen(obs)))
+    close(actions(path, obs), actor(as_batch(obs)))
     agent = restore_agent(path)
     assert agent.known.is_read("activations")
     assert agent.known.origin("activations") == "params/agent.yaml"
@@ -128,9 +128,9 @@ def test_the_settings_of_a_training_say_the_activation(settings: str, tmp_path: 
     (tmp_path / "params" / "agent.yaml").write_text("actor: {activation: tanh}\ncritic: {activation: elu}\n")
     of_critic = networks(nn.ELU)[1]
     of_critic.load_state_dict(critic.state_dict())
-    close(actions(path, obs), actor(seen(obs)))
+    close(actions(path, obs), actor(as_batch(obs)))
     more = observations(of_critic[0].in_features)
-    close(values(path, "value", more), of_critic(seen(more)))
+    close(values(path, "value", more), of_critic(as_batch(more)))
     (tmp_path / "params" / "agent.yaml").write_text("actor: {activation: tanh}\ncritic: {activation: odd}\n")
     with pytest.raises(UnsupportedError):
         restore_agent(path).runnable("value")

@@ -17,7 +17,7 @@ from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import recognize_tree
 from tests.test_layouts import LayoutContract, networks
-from tests.torch_agents import actions, adam, close, mlp, observations, saved, seen, values
+from tests.torch_agents import actions, adam, as_batch, close, mlp, observations, saved, values
 
 OBS, ACT, HIGH = 5, 2, 2.0
 
@@ -73,7 +73,7 @@ def scaled(obs: np.ndarray) -> torch.Tensor:
     """RunningStandardScaler._compute of skrl/resources/preprocessors/torch/running_standard_scaler.py."""
     of = scaler()
     deviation = torch.sqrt(of["running_variance"].float()) + 1e-8
-    return torch.clamp((seen(obs) - of["running_mean"].float()) / deviation, -5.0, 5.0)
+    return torch.clamp((as_batch(obs) - of["running_mean"].float()) / deviation, -5.0, 5.0)
 
 
 def td3(*, ddpg: bool = False) -> tuple[dict[str, Any], dict[str, nn.Module]]:
@@ -115,14 +115,14 @@ class TestDDPG(LayoutContract):
 def test_td3_acts_and_judges_as_torch_does(preprocessor: str | None, tmp_path: Path) -> None:
     file, models = td3()
     obs = observations(OBS)
-    inputs = seen(obs)
+    inputs = as_batch(obs)
     if preprocessor is not None:
         file[preprocessor], inputs = scaler(), scaled(obs)
     path = saved(tmp_path, "agent_100.pt", file)
     close(actions(path, obs, HIGH), models["policy"](inputs), HIGH)
     action = np.random.default_rng(1).uniform(-HIGH, HIGH, (len(obs), ACT)).astype("f4")
     for number in (1, 2):
-        expected = models[f"critic_{number}"](inputs, seen(action))
+        expected = models[f"critic_{number}"](inputs, as_batch(action))
         close(values(path, f"critic/q{number}", obs, action), expected)
 
 
@@ -155,7 +155,7 @@ def test_one_model_of_both_roles_is_its_policy(tmp_path: Path) -> None:
     model = Gaussian(value=True)
     path = saved(tmp_path, "agent.pt", ppo(model, model))
     obs = observations(OBS)
-    close(actions(path, obs), model(seen(obs)))
+    close(actions(path, obs), model(as_batch(obs)))
     binding = restore_agent(path).binding
     assert networks(binding) == {"actor": ["net_container/0", "net_container/2", "policy_layer"]}
 

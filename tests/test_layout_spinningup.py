@@ -337,14 +337,17 @@ def tf1_saves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     return folder, facts["build_spinningup"]
 
 
-@pytest.mark.parametrize("place", ["", "tf1_save"])
+@pytest.mark.parametrize("location", ["", "tf1_save"])
 @pytest.mark.parametrize("name", saved_models.SPINNING_UP)
 def test_tf1_save_plays_as_its_graph(
-    tf1_saves: tuple[Path, dict[str, Any]], name: str, place: str, tmp_path: Path
+    tf1_saves: tuple[Path, dict[str, Any]], name: str, location: str, tmp_path: Path
 ) -> None:
     """The run's folder, which has vars.pkl beside it, and the SavedModel itself."""
     folder, row = tf1_saves
-    source, truth = str(folder / name / place), {key: np.float32(value) for key, value in row[name].items()}
+    source, truth = (
+        str(folder / name / location),
+        {key: np.float32(value) for key, value in row[name].items()},
+    )
     (folder / name / "vars.pkl").write_bytes(pickle.dumps({"env": None}, 3))
     facts = AgentFacts(action_low=(-2.0, -2.0), action_high=(2.0, 2.0)) if "ppo" not in name else AgentFacts()
     target = str(tmp_path / "out.pt")

@@ -34,20 +34,20 @@ HIDDEN = ("fc0", "fc1")
 
 
 def network(
-    place: str, sizes: tuple[int, ...], last: tuple[str, ...], *, norm: bool = False
+    location: str, sizes: tuple[int, ...], last: tuple[str, ...], *, norm: bool = False
 ) -> dict[str, Any]:
     """Return a perceptron's variables in the order in which common/tf_layers.py, mlp, makes them."""
-    generator = np.random.default_rng(zlib.crc32(place.encode()))
+    generator = np.random.default_rng(zlib.crc32(location.encode()))
     arrays: dict[str, Any] = {}
 
     def dense(name: str, rows: int, columns: int) -> None:
-        arrays[f"{place}/{name}/kernel:0"] = generator.normal(size=(rows, columns)).astype("f4")
-        arrays[f"{place}/{name}/bias:0"] = generator.normal(size=columns).astype("f4")
+        arrays[f"{location}/{name}/kernel:0"] = generator.normal(size=(rows, columns)).astype("f4")
+        arrays[f"{location}/{name}/bias:0"] = generator.normal(size=columns).astype("f4")
 
     for number in range(len(sizes) - 2):
         dense(f"fc{number}", sizes[number], sizes[number + 1])
         if norm:
-            scope = f"{place}/LayerNorm{f'_{number}' if number else ''}"
+            scope = f"{location}/LayerNorm{f'_{number}' if number else ''}"
             arrays[f"{scope}/beta:0"] = generator.normal(size=sizes[number + 1]).astype("f4")
             arrays[f"{scope}/gamma:0"] = generator.normal(size=sizes[number + 1]).astype("f4")
     for name in last:
@@ -107,17 +107,17 @@ def put(folder: Path, variables: Mapping[str, Any], kind: str, **more: Any) -> s
     return sb2.put(folder, sb2.zipped(dict(variables), data))
 
 
-def forward(variables: Mapping[str, Any], place: str, last: str, x: np.ndarray) -> np.ndarray:
+def forward(variables: Mapping[str, Any], location: str, last: str, x: np.ndarray) -> np.ndarray:
     """Return a perceptron's output in float64, with layer norms where there are some."""
     for name in HIDDEN:
-        x = x @ variables[f"{place}/{name}/kernel:0"].astype("f8") + variables[f"{place}/{name}/bias:0"]
-        scope = f"{place}/LayerNorm{'_1' if name == 'fc1' else ''}"
+        x = x @ variables[f"{location}/{name}/kernel:0"].astype("f8") + variables[f"{location}/{name}/bias:0"]
+        scope = f"{location}/LayerNorm{'_1' if name == 'fc1' else ''}"
         if f"{scope}/gamma:0" in variables:
             x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
             x = x * variables[f"{scope}/gamma:0"] + variables[f"{scope}/beta:0"]
         x = np.maximum(x, 0)
     return np.asarray(
-        x @ variables[f"{place}/{last}/kernel:0"].astype("f8") + variables[f"{place}/{last}/bias:0"]
+        x @ variables[f"{location}/{last}/kernel:0"].astype("f8") + variables[f"{location}/{last}/bias:0"]
     )
 
 
@@ -136,9 +136,9 @@ def played(agent: Agent, obs: np.ndarray, title: str = "actor") -> np.ndarray:
     return np.asarray(backend.build(policy_network(agent.tree, part, wiring), "cpu").step(obs)[0])
 
 
-def close(found: np.ndarray, last: np.ndarray) -> None:
+def close(actual: np.ndarray, last: np.ndarray) -> None:
     expected = LOW + 0.5 * (np.tanh(last) + 1) * (HIGH - LOW)
-    assert (np.abs(found - expected) / (HIGH - LOW)).max() < 2e-6
+    assert (np.abs(actual - expected) / (HIGH - LOW)).max() < 2e-6
 
 
 class Contract(LayoutContract):
@@ -306,7 +306,7 @@ def test_variables_of_tensorflow_1_keep_their_names(tmp_path: Path) -> None:
     assert {name.partition("/")[0] for name in left.report.unused} == {"data"}
     assert not left.written
     assert convert(source, str(target), to="tf1", allow_missing=True).written
-    before, after = (open_checkpoint(each).tree.tensors() for each in (source, str(target)))
+    before, after = (open_checkpoint(item).tree.tensors() for item in (source, str(target)))
     assert {display(path): leaf.array().tobytes() for path, leaf in after} == {
         display(path): leaf.array().tobytes() for path, leaf in before
     }

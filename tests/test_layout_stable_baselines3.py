@@ -67,9 +67,9 @@ def scaled(squashed: torch.Tensor) -> np.ndarray:
     return low + 0.5 * (squashed.detach().numpy() + 1.0) * (high - low)
 
 
-def close(found: np.ndarray, wanted: np.ndarray) -> None:
+def close(actual: np.ndarray, expected: np.ndarray) -> None:
     scale = np.array(sb3.HIGH) - np.array(sb3.LOW)
-    assert (np.abs(found - wanted) / scale).max() < 1e-6
+    assert (np.abs(actual - expected) / scale).max() < 1e-6
 
 
 class TestTD3(LayoutContract):
@@ -391,7 +391,7 @@ def test_nobody_telling_of_statistics_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "env"),
+    ("facts", "env"),
     [
         ({"env": "Pendulum-v1", "env_kwargs": None}, "Pendulum-v1"),
         ({"env": "seals/Hopper-v1"}, "seals/Hopper-v1"),
@@ -400,10 +400,10 @@ def test_nobody_telling_of_statistics_is_said(tmp_path: Path) -> None:
     ],
 )
 def test_an_environment_is_a_plain_id_or_nothing(
-    told: dict[str, object], env: str | None, tmp_path: Path
+    facts: dict[str, object], env: str | None, tmp_path: Path
 ) -> None:
     path = sb3.td3_agent(tmp_path / "agent.zip")
-    beside(tmp_path / "agent", "args.yml", **told)
+    beside(tmp_path / "agent", "args.yml", **facts)
     known = restore_agent(path).known
     assert known.env == ({"id": env} if env is not None else None)
 
@@ -547,7 +547,7 @@ def test_the_library_loads_what_was_written(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "sac_again.zip").read_bytes() == (tmp_path / "sac_twice.zip").read_bytes()
     obs = observations()
     np.save(tmp_path / "obs.npy", obs)
-    answers = warm_sb3.asked(REFEREE, json.dumps(requests), str(tmp_path / "obs.npy"))
+    answers = warm_sb3.run_program(REFEREE, json.dumps(requests), str(tmp_path / "obs.npy"))
     for name, _, path in requests:
         answer = answers[name]
         close(played(restore_agent(path), obs), np.array(answer["actions"]))
@@ -690,7 +690,7 @@ def test_real_agents_act_as_the_library_does(tmp_path: Path) -> None:
         agents.append((agent, obs))
         low, high = (list(getattr(agent.known, f"action_{end}")) for end in ("low", "high"))
         requests.append([str(path), str(tmp_path / f"{name}.npy"), low, high])
-    answers = warm_sb3.asked(ZOO_REFEREE, json.dumps(requests))
+    answers = warm_sb3.run_program(ZOO_REFEREE, json.dumps(requests))
     for (agent, obs), answer in zip(agents, answers, strict=True):
         expected = np.array(answer)
         assert np.abs(expected).max() > 0.9

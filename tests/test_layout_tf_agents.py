@@ -324,11 +324,11 @@ def test_the_specs_beside_a_policy_tell_the_bounds(
     )
 
 
-@pytest.mark.parametrize("place", ["_all_assets/0/ref", "_all_assets/0/ref/_actor_network"])
-def test_an_export_that_lists_its_attributes_is_a_policy(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("location", ["_all_assets/0/ref", "_all_assets/0/ref/_actor_network"])
+def test_an_export_that_lists_its_attributes_is_a_policy(location: str, tmp_path: Path) -> None:
     arrays = {name.replace("agent/_actor_network", "model_variables/A"): a for name, a in td3().items()}
     mine = tensorflow_tree({name: array for name, array in arrays.items() if "critic" not in name})
-    path = written(aliased(mine, {"model_variables/A": place}), tmp_path / "variables")
+    path = written(aliased(mine, {"model_variables/A": location}), tmp_path / "variables")
     same(actions(path), scaled(np.tanh(run(td3(), LAYERS, observations()))))
 
 

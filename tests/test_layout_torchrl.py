@@ -61,8 +61,8 @@ def facts(**known: Any) -> AgentFacts:
     return AgentFacts(activations=("elu",), **known)
 
 
-def close(found: np.ndarray, wanted: np.ndarray) -> None:
-    assert np.abs(found - wanted).max() <= 1e-6 * max(1, np.abs(wanted).max())
+def close(actual: np.ndarray, expected: np.ndarray) -> None:
+    assert np.abs(actual - expected).max() <= 1e-6 * max(1, np.abs(expected).max())
 
 
 @pytest.mark.parametrize(

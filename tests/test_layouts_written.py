@@ -28,7 +28,7 @@ from tests import test_layout_spinningup as spinningup
 from tests import test_layout_tianshou as tianshou
 from tests.golden_texts import Golden
 from tests.restored import HIGH, LOW, recognised
-from tests.torch_agents import actions, agent, close, mlp, observations, saved, seen, values
+from tests.torch_agents import actions, agent, as_batch, close, mlp, observations, saved, values
 
 
 def written(folder: Path, source: str, to: str) -> tuple[str, ConversionResult, Any]:
@@ -87,10 +87,10 @@ def test_tianshou(tmp_path: Path, gaussian: bool, critics: int, golden: Golden) 
     )
     with torch.no_grad():
         # The Actor is made with max_action=1; map_action scales to the bounds.
-        close(actions(path, obs, 2.0), 2.0 * torch.tanh(whole.policy.actor(seen(obs))), 2.0)
-        close(2.0 * policy(seen(obs)).numpy(), 2.0 * torch.tanh(whole.policy.actor(seen(obs))), 2.0)
-        last = (whole.critic2 if critics == 2 else whole.critic)(torch.cat([seen(obs), action], 1))
-        close(getattr(twins, f"q{critics}")(torch.cat([seen(obs), action], 1)).numpy(), last)
+        close(actions(path, obs, 2.0), 2.0 * torch.tanh(whole.policy.actor(as_batch(obs))), 2.0)
+        close(2.0 * policy(as_batch(obs)).numpy(), 2.0 * torch.tanh(whole.policy.actor(as_batch(obs))), 2.0)
+        last = (whole.critic2 if critics == 2 else whole.critic)(torch.cat([as_batch(obs), action], 1))
+        close(getattr(twins, f"q{critics}")(torch.cat([as_batch(obs), action], 1)).numpy(), last)
     # One optimizer of both Q-functions becomes two: the second's first parameter was the seventh.
     assert torch.equal(
         moments(optimizers[-1].state_dict(), 0), moments(file["critic_optimizer"], 6 * critics - 6)
@@ -127,7 +127,7 @@ def test_spinning_up(tmp_path: Path, gaussian: bool, critics: int, golden: Golde
     whole.load_state_dict(state, strict=True)
     obs = observations(3)
     with torch.no_grad():
-        close(actions(path, obs, float(spinningup.LIMIT)), whole.pi(seen(obs)), 2.0)
+        close(actions(path, obs, float(spinningup.LIMIT)), whole.pi(as_batch(obs)), 2.0)
     golden("\n".join(done.report.notes))
     assert unused(done) >= {"critic_target", "actor_optimizer", "critic_optimizer"}
 
@@ -147,7 +147,7 @@ def test_spinning_up_of_ppo(tmp_path: Path, golden: Golden) -> None:
     whole.pi.log_std = nn.Parameter(torch.zeros(3))
     whole.pi.mu_net, whole.v.v_net = mlp(6, 16, 8, 3), mlp(6, 16, 8, 1)
     whole.load_state_dict(state, strict=True)
-    close(actions(path, observations(6)), actor(seen(observations(6))))
+    close(actions(path, observations(6)), actor(as_batch(observations(6))))
     torch.testing.assert_close(whole.pi.log_std.detach(), torch.full((3,), 0.7).log())
     golden("\n".join(done.report.notes))
     assert "actor_state_dict" not in unused(done)
@@ -226,7 +226,7 @@ def test_fastsac_is_any_agent_of_sac(tmp_path: Path, golden: Golden) -> None:
         getattr(critics, f"qnet{number}").net = mlp(5, 16, 8, 1)
     critics.load_state_dict(state["qnet_state_dict"], strict=True)
     obs, action = observations(3), np.zeros((120, 2), "f4")
-    close(values(path, "critic/q2", obs, action), twins.q2(torch.cat([seen(obs), seen(action)], 1)))
+    close(values(path, "critic/q2", obs, action), twins.q2(torch.cat([as_batch(obs), as_batch(action)], 1)))
     golden("\n".join(done.report.notes))
     plain, _, _, _ = agent(tmp_path, 3, 2)
     with pytest.raises(UnsupportedError) as caught:
@@ -264,7 +264,7 @@ def test_skrl(tmp_path: Path, critics: int) -> None:
     assert "actor_target" in sentence
     assert "critic_target" in sentence
     with torch.no_grad():
-        close(actions(path, observations(5), 2.0), 2.0 * policy(seen(observations(5))), 2.0)
+        close(actions(path, observations(5), 2.0), 2.0 * policy(as_batch(observations(5))), 2.0)
     assert torch.equal(moments(state["critic_optimizer"], 3), moments(file["critic_optimizer"], 3))
 
 
@@ -297,8 +297,8 @@ def test_elegantrl(tmp_path: Path, gaussian: bool) -> None:
     whole.load_state_dict(state, strict=True)
     obs = observations(elegantrl.OBS)
     with torch.no_grad():
-        close(actions(path, obs), whole(seen(obs)))
-        close(policy(seen(obs)).numpy(), whole(seen(obs)))
+        close(actions(path, obs), whole(as_batch(obs)))
+        close(policy(as_batch(obs)).numpy(), whole(as_batch(obs)))
     assert unused(done) >= {"critic", "critic_optimizer", "actor_optimizer"}
     if gaussian:
         assert torch.equal(state["net_a.0.weight"][elegantrl.ACT :], policy.log_std.weight)
@@ -341,8 +341,8 @@ def test_d3rlpy(tmp_path: Path, gaussian: bool, critics: int, golden: Golden) ->
     modules = {"policy", "q_funcs", "targ_q_funcs", "actor_optim", "critic_optim"}
     assert state.keys() == modules | ({"log_temp", "temp_optim"} if gaussian else {"targ_policy"})
     with torch.no_grad():
-        close(actions(path, observations(d3rlpy.OBS)), torch.tanh(head(seen(observations(d3rlpy.OBS)))))
-        close(policy(seen(observations(5))).numpy(), torch.tanh(head(seen(observations(5)))))
+        close(actions(path, observations(d3rlpy.OBS)), torch.tanh(head(as_batch(observations(d3rlpy.OBS)))))
+        close(policy(as_batch(observations(5))).numpy(), torch.tanh(head(as_batch(observations(5)))))
     for name, state_of in (("actor_optim", "actor_optimizer"), ("critic_optim", "critic_optimizer")):
         assert state[name]["lr_scheduler"] is None
         assert torch.equal(moments(state[name]["optim"], 5), moments(file[state_of], 5))
@@ -378,7 +378,7 @@ def test_a_d3_file_tells_all_that_its_agent_needs(tmp_path: Path, gaussian: bool
     (tmp_path / "agent.d3.ckpttool.json").unlink()
     obs = observations(3)
     with torch.no_grad():
-        close(actions(target, obs), actor(seen(obs)), 3.0)
+        close(actions(target, obs), actor(as_batch(obs)), 3.0)
     assert restore_agent(target).known.is_read("action_high")
     assert restore_agent(target).known.origin("action_high") == f"config {OUTPUT_RANGE}"
 

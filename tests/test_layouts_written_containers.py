@@ -34,7 +34,7 @@ from tests.pickles import importable, stand_in
 torch = pytest.importorskip("torch")
 
 from tests import test_layout_rllib as rllib  # noqa: E402  # they need torch
-from tests.torch_agents import actions, agent, close, mlp, observations, saved, seen  # noqa: E402
+from tests.torch_agents import actions, agent, as_batch, close, mlp, observations, saved  # noqa: E402
 
 OBS, ACT = 3, 2
 
@@ -119,7 +119,7 @@ def test_sb2_takes_an_agent_of_torch(tmp_path: Path, golden: Golden) -> None:
     np.testing.assert_array_equal(arrays["model/pi/fc0/kernel:0"], policy.l1.weight.detach().numpy().T)
     np.testing.assert_array_equal(arrays["target/pi/fc0/kernel:0"], arrays["model/pi/fc0/kernel:0"])
     np.testing.assert_array_equal(arrays["model/values_fn/qf2/qf2/bias:0"], twins.q2[4].bias.detach().numpy())
-    close(actions(target, observations(OBS)), clipped(policy(seen(observations(OBS)))), 3.0)
+    close(actions(target, observations(OBS)), clipped(policy(as_batch(observations(OBS)))), 3.0)
     golden("\n".join(done.report.notes))
     assert {name.split("/")[0] for name in done.report.unused} == {
         "actor_optimizer",
@@ -196,7 +196,9 @@ def test_keras_rl_gets_two_files_in_the_order_of_their_layers(tmp_path: Path, go
         np.testing.assert_array_equal(kernel, policy.l1.weight.detach().numpy().T)
         last = critic["dense_6"]["dense_6/bias:0"][()]
         np.testing.assert_array_equal(last, twins.q1[4].bias.detach().numpy())
-    close(actions(str(tmp_path / "w.h5f"), observations(OBS)), clipped(policy(seen(observations(OBS)))), 3.0)
+    close(
+        actions(str(tmp_path / "w.h5f"), observations(OBS)), clipped(policy(as_batch(observations(OBS)))), 3.0
+    )
     golden("\n".join(done.report.notes))
     convert(source, str(tmp_path / "v"), to="keras_rl", allow_missing=True, sync=False)
     for member in ("actor", "critic"):
@@ -249,7 +251,7 @@ def test_rllib_gets_a_module_for_inference(tmp_path: Path, golden: Golden) -> No
         )
     assert state.pop("pi.log_std_clip_param_const").tolist() == [20.0]
     whole.load_state_dict(state, strict=True)
-    obs = seen(observations(OBS))
+    obs = as_batch(observations(OBS))
     with torch.no_grad():
         mean, deviation = whole.pi.net.mlp(whole.pi_encoder.net.mlp(obs)).chunk(2, -1)
         torch.testing.assert_close(torch.tanh(mean), policy(obs))

@@ -81,10 +81,10 @@ def acts(path: str, facts: AgentFacts = GIVEN) -> np.ndarray:
     return np.asarray(numpy_backend.build(network).step(restored.observations())[0])
 
 
-def wanted(seen: np.ndarray) -> np.ndarray:
+def torch_actions(observations: np.ndarray) -> np.ndarray:
     """Return the actions of the policy for normalised observations, by torch."""
     with torch.no_grad():
-        return 2 * np.tanh(mlp()(torch.tensor(seen.astype("f4"))).numpy())
+        return 2 * np.tanh(mlp()(torch.tensor(observations.astype("f4"))).numpy())
 
 
 def normal(epsilon: float = 1e-8, clip: float | None = None, *, outside: bool = False) -> np.ndarray:
@@ -133,7 +133,7 @@ STATISTICS: dict[str, tuple[dict[str, Any], np.ndarray]] = {
 def test_statistics_in_the_file_are_applied(case: str, tmp_path: Path) -> None:
     content, observed = STATISTICS[case]
     path = saved(tmp_path / "agent.pt", content)
-    restored.same(acts(path), wanted(observed))
+    restored.same(acts(path), torch_actions(observed))
     assert not sidecar.has_open_entries(restore_agent(path, facts=GIVEN).ledger)
 
 
@@ -143,7 +143,7 @@ def test_statistics_go_with_an_export(tmp_path: Path) -> None:
     path = saved(tmp_path / "agent.pt", agent(obs_rms={"mean": MEAN, "var": VAR, "count": COUNT}))
     export(path, str(tmp_path / "a.onnx"), facts=GIVEN)
     session = onnxruntime.InferenceSession(str(tmp_path / "a.onnx"))
-    restored.same(session.run(None, {"obs": restored.observations()})[0], wanted(normal()))
+    restored.same(session.run(None, {"obs": restored.observations()})[0], torch_actions(normal()))
 
 
 @pytest.mark.parametrize(
@@ -162,14 +162,14 @@ def test_statistics_go_with_a_conversion(case: str, to: str, tmp_path: Path) -> 
     content, observed = STATISTICS[case]
     path, target = saved(tmp_path / "agent.pt", content), str(tmp_path / "b")
     assert convert(path, target, to=to).written
-    restored.same(acts(target), wanted(observed))
+    restored.same(acts(target), torch_actions(observed))
 
 
 def test_given_statistics_win_and_the_contradiction_is_named(tmp_path: Path) -> None:
     path = saved(tmp_path / "agent.pt", agent(obs_rms={"mean": MEAN + 9, "var": VAR}))
     stated = {"mean": MEAN.tolist(), "var": VAR.tolist()}
     facts = AgentFacts(activations="tanh", head="tanh", action_low=-2, action_high=2, obs_norm=stated)
-    restored.same(acts(path, facts), wanted(normal()))
+    restored.same(acts(path, facts), torch_actions(normal()))
     assert any("obs_norm" in note for note in restore_agent(path, facts=facts).notes)
 
 
@@ -200,7 +200,7 @@ def test_statistics_that_cannot_be_applied_decide(beside: dict[str, Any], tmp_pa
 )
 def test_statistics_of_rewards_are_no_part_of_the_policy(beside: dict[str, Any], tmp_path: Path) -> None:
     path = saved(tmp_path / "agent.pt", agent(**beside))
-    restored.same(acts(path), wanted(restored.observations()))
+    restored.same(acts(path), torch_actions(restored.observations()))
     assert not sidecar.has_open_entries(restore_agent(path, facts=GIVEN).ledger)
 
 
@@ -271,7 +271,7 @@ def test_stable_baselines3_plays_with_the_statistics(tmp_path: Path, monkeypatch
         facts = AgentFacts(obs_norm={**NORM, "clip": clip})
         assert convert(str(TORCH_SAMPLE), str(folder / "agent.zip"), to="sb3", facts=facts).written
         np.save(folder / "obs.npy", restored.observations())
-    played = warm_sb3.asked(LIBRARY, *map(str, limits))
+    played = warm_sb3.run_program(LIBRARY, *map(str, limits))
     for (folder, clip), (training, number, actions) in zip(limits.items(), played, strict=True):
         assert (training, number) == (False, 1)
         facts = AgentFacts(obs_norm={**NORM, "clip": clip})
@@ -356,16 +356,16 @@ def test_other_names_have_none(name: str) -> None:
         ({"min_action": -1.0}, {"action bounds"}),
     ],
 )
-@pytest.mark.parametrize("place", ["inside", "config.json", "params.yml"])
+@pytest.mark.parametrize("location", ["inside", "config.json", "params.yml"])
 def test_settings_that_differ_are_not_used(
-    config: dict[str, Any], topics: set[str], place: str, tmp_path: Path
+    config: dict[str, Any], topics: set[str], location: str, tmp_path: Path
 ) -> None:
-    path = saved(tmp_path / "agent.pt", agent(**({"config": config} if place == "inside" else {})))
-    if place.endswith("json"):
-        (tmp_path / place).write_text(json.dumps({"agent": config}))
-    elif place.endswith("yml"):
+    path = saved(tmp_path / "agent.pt", agent(**({"config": config} if location == "inside" else {})))
+    if location.endswith("json"):
+        (tmp_path / location).write_text(json.dumps({"agent": config}))
+    elif location.endswith("yml"):
         lines = [f"  {name}: {json.dumps(value)}" for name, value in config.items()]
-        (tmp_path / place).write_text("\n".join(["agent:", *lines]))
+        (tmp_path / location).write_text("\n".join(["agent:", *lines]))
     assert {e.what for e in restore_agent(path, facts=GIVEN).ledger if e.use == "not used"} == topics
 
 

@@ -264,14 +264,14 @@ def test_without_evidence_one_line_names_it_and_nothing_decides(name: str, tmp_p
 PLACES = ["best/normalizer.npz", "obs_norm.npz", "stats/obs_rms.npz", "final/vecnormalize.pkl"]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("location", PLACES)
 @pytest.mark.parametrize("name", AGENTS)
 def test_statistics_in_the_run_decide_and_the_hint_applies_them(
-    name: str, place: str, tmp_path: Path
+    name: str, location: str, tmp_path: Path
 ) -> None:
     (tmp_path / "best").mkdir()
     path = AGENTS[name](tmp_path / "best" / name)
-    write_statistics(tmp_path / place)
+    write_statistics(tmp_path / location)
     ran = play(path)
     (entry,) = entries(ran)
     assert (ran.status, entry["use"], entry["decides"]) == (1, "not used", True)
@@ -280,12 +280,12 @@ def test_statistics_in_the_run_decide_and_the_hint_applies_them(
     assert repeated.json()["returns"] != ran.json()["returns"]
 
 
-@pytest.mark.parametrize("place", ["other/normalizer.npz", "ppo_run/obs_norm.npz", "../normalizer.npz"])
-def test_other_runs_are_no_evidence(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("location", ["other/normalizer.npz", "ppo_run/obs_norm.npz", "../normalizer.npz"])
+def test_other_runs_are_no_evidence(location: str, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "sac_run"
     run.mkdir(parents=True)
     path = stable_baselines3(run / "agent.zip")
-    write_statistics(tmp_path / "runs" / place)
+    write_statistics(tmp_path / "runs" / location)
     assert play(path).status == 0
 
 

@@ -211,7 +211,7 @@ def unloaded(write: Callable[[], Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def keras_truth(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """What Keras says of both directions, and the folder of what it saved itself."""
     tensorflow_child.require("tensorflow")
     pytest.importorskip("torch")
@@ -223,8 +223,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", EXACT)
-def test_keras_computes_in_float64_without_a_copy(name: str, told: tuple[Path, dict[str, Any]]) -> None:
-    own, copied, plain = told[1]["saved_by_keras"]["exact"][name]
+def test_keras_computes_in_float64_without_a_copy(
+    name: str, keras_truth: tuple[Path, dict[str, Any]]
+) -> None:
+    own, copied, plain = keras_truth[1]["saved_by_keras"]["exact"][name]
     assert own == copied
     assert (own[0], plain[0]) == ("float64", "float32")
     assert own[1] == pytest.approx(plain[1], rel=1e-4)
@@ -233,8 +235,8 @@ def test_keras_computes_in_float64_without_a_copy(name: str, told: tuple[Path, d
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
-def test_initializers_draw_nothing_for_values_of_a_file(told: tuple[Path, dict[str, Any]]) -> None:
-    zeros, *drawn = told[1]["saved_by_keras"]["zeros"]
+def test_initializers_draw_nothing_for_values_of_a_file(keras_truth: tuple[Path, dict[str, Any]]) -> None:
+    zeros, *drawn = keras_truth[1]["saved_by_keras"]["zeros"]
     assert zeros == 0
     assert all(drawn)
 
@@ -242,9 +244,9 @@ def test_initializers_draw_nothing_for_values_of_a_file(told: tuple[Path, dict[s
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", GIVEN)
-def test_a_twin_computes_what_keras_computes(name: str, told: tuple[Path, dict[str, Any]]) -> None:
+def test_a_twin_computes_what_keras_computes(name: str, keras_truth: tuple[Path, dict[str, Any]]) -> None:
     torch = pytest.importorskip("torch")
-    folder, files = told[0], told[1]["saved_by_keras"]
+    folder, files = keras_truth[0], keras_truth[1]["saved_by_keras"]
     if name not in files:
         pytest.skip("needs tf_keras")
     sys.path.insert(0, str(HERE))
@@ -294,8 +296,8 @@ def save_twins(folder: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", GIVEN)
-def test_keras_computes_what_its_twin_computes(name: str, told: tuple[Path, dict[str, Any]]) -> None:
-    back = told[1]["filled_in_keras"]
+def test_keras_computes_what_its_twin_computes(name: str, keras_truth: tuple[Path, dict[str, Any]]) -> None:
+    back = keras_truth[1]["filled_in_keras"]
     if name not in back:
         pytest.skip("needs tf_keras")
     assert back[name]["error"] is None
@@ -376,9 +378,9 @@ def test_the_code_of_the_source_decides_where_the_file_records_no_computation(
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
-def test_outputs_decide_from_keras_to_torch(told: tuple[Path, dict[str, Any]]) -> None:
+def test_outputs_decide_from_keras_to_torch(keras_truth: tuple[Path, dict[str, Any]]) -> None:
     torch = pytest.importorskip("torch")
-    folder, target = told[0], told[0] / "to_gated.pt"
+    folder, target = keras_truth[0], keras_truth[0] / "to_gated.pt"
     file = str(folder / "gated.keras")
     arguments = {"names": ("n_u", "q", "p", "n_v")}
     done = fill(file, str(target), "torch", "like_small:Gated", [(6,)], arguments=arguments, verify=False)
@@ -392,8 +394,8 @@ def test_outputs_decide_from_keras_to_torch(told: tuple[Path, dict[str, Any]]) -
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
-def test_outputs_decide_from_torch_to_keras(told: tuple[Path, dict[str, Any]]) -> None:
-    outcome = told[1]["filled_in_keras"]["gated"]
+def test_outputs_decide_from_torch_to_keras(keras_truth: tuple[Path, dict[str, Any]]) -> None:
+    outcome = keras_truth[1]["filled_in_keras"]["gated"]
     assert "outputs" in outcome["by"]
     assert outcome["far"] < WITHIN
 
@@ -401,8 +403,10 @@ def test_outputs_decide_from_torch_to_keras(told: tuple[Path, dict[str, Any]]) -
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", UNLOADED)
-def test_values_that_keras_does_not_load_are_noticed(name: str, told: tuple[Path, dict[str, Any]]) -> None:
-    outcome = told[1]["filled_in_keras"][f"{name} unloaded"]
+def test_values_that_keras_does_not_load_are_noticed(
+    name: str, keras_truth: tuple[Path, dict[str, Any]]
+) -> None:
+    outcome = keras_truth[1]["filled_in_keras"][f"{name} unloaded"]
     assert outcome["path"]
     assert outcome["saves"] == 2  # its own values, and the numbers of its weights
 

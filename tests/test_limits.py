@@ -28,10 +28,10 @@ def test_limits_hold_inside_the_block_and_in_the_lanes_that_it_starts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "value"), [("5", 5), ("5K", 5 << 10), ("5MiB", 5 << 20), ("2gb", 2 << 30), ("1T", 1 << 40)]
+    ("stated", "value"), [("5", 5), ("5K", 5 << 10), ("5MiB", 5 << 20), ("2gb", 2 << 30), ("1T", 1 << 40)]
 )
-def test_sizes_may_have_units_and_started_processes_are_told(told: str, value: int) -> None:
-    with limits.override_limits([f"members={told}"]):
+def test_sizes_may_have_units_and_started_processes_are_told(stated: str, value: int) -> None:
+    with limits.override_limits([f"members={stated}"]):
         assert limits.current().members == value
         program = "from ckpttool.core import limits; print(limits.current().members)"
         assert int(subprocess.check_output([sys.executable, "-c", program])) == value

@@ -310,7 +310,7 @@ def partial_restore(folder: Path) -> Any:
     """Restore a file into an object that has more and lacks something: what happened, and what was said."""
     import tensorflow as tf
 
-    def made(*names: str) -> Any:
+    def output(*names: str) -> Any:
         whole = tf.Module()
         for number, name in enumerate(names):
             setattr(whole, name, tf.Module())
@@ -318,8 +318,8 @@ def partial_restore(folder: Path) -> Any:
         whole.listed = [tf.Variable([7.0]), {"k": tf.Variable([8.0])}]
         return whole
 
-    file = tf.train.Checkpoint(made("a", "b")).save(str(folder / "part"))
-    live = made("b", "c")
+    file = tf.train.Checkpoint(output("a", "b")).save(str(folder / "part"))
+    live = output("b", "c")
     live.listed.append(tf.Variable([9.0]))
     for variable in live.variables:
         variable.assign([-1.0])
@@ -338,7 +338,7 @@ def partial_restore(folder: Path) -> Any:
         reason = ""
     except ValueError as error:
         reason = str(error)
-    narrow = made("a", "b")
+    narrow = output("a", "b")
     narrow.a.w = tf.Variable([1.0, 2.0], dtype=tf.float64)
     return {
         "untouched": sorted("/".join(map(str, path)) for path in untouched),
@@ -391,7 +391,7 @@ def values(folder: Path) -> Any:
         except ckpttool.CkpttoolError as error:
             unread = str(error)
 
-    def made(start: float) -> Any:
+    def output(start: float) -> Any:
         whole = tf.Module()
         whole.layer = tf.Module()
         whole.layer.kernel = tf.Variable(np.full((2, 3), start, np.float32))
@@ -399,12 +399,12 @@ def values(folder: Path) -> Any:
         whole.again = whole.layer
         return whole
 
-    live, other = made(1.0), made(5.0)
+    live, other = output(1.0), output(5.0)
     written = ckpttool.save(object_graph(live), str(folder / "ckpt-1"), "tf")
     status = tf.train.Checkpoint(other).restore(str(folder / "ckpt-1"))
     status.assert_existing_objects_matched()
     plain = ckpttool.save(flatten_with_path(live), str(folder / "ckpt-2"), "tf")
-    third = made(6.0)
+    third = output(6.0)
     tf.train.Checkpoint(third).restore(str(folder / "ckpt-2")).assert_existing_objects_matched()
     return {
         "wrong": wrong,

@@ -108,7 +108,7 @@ GAUSSIAN = ("sac", "ppo_box", "a2c_box")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def saved_agents(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("agents")
     warm_sb3.built(MADE, folder)
     return folder, json.loads((folder / "answer.json").read_text())
@@ -118,9 +118,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 @pytest.mark.parametrize("name", NAMES)
 def test_an_agent_acts_as_its_library_does(
-    made: tuple[Path, dict[str, Any]], name: str, backend: str
+    saved_agents: tuple[Path, dict[str, Any]], name: str, backend: str
 ) -> None:
-    folder, answer = made
+    folder, answer = saved_agents
     obs, expected = np.array(answer["obs"], np.float32), answer[name]
     with ckpttool.load_agent(str(folder / f"{name}.zip"), backend=backend) as agent:
         actions, state = agent.predict(obs)
@@ -151,9 +151,9 @@ def test_an_agent_acts_as_its_library_does(
 @pytest.mark.parametrize("backend", ["numpy", "torch", "onnxruntime"])
 @pytest.mark.parametrize("name", GAUSSIAN)
 def test_a_gaussian_policy_draws_from_the_distribution_of_its_library(
-    made: tuple[Path, dict[str, Any]], name: str, backend: str
+    saved_agents: tuple[Path, dict[str, Any]], name: str, backend: str
 ) -> None:
-    folder, answer = made
+    folder, answer = saved_agents
     obs, expected = np.array(answer["obs"], np.float32), answer[name]
     agent = ckpttool.load_agent(str(folder / f"{name}.zip"), backend=backend)
     mean, std = agent.distribution(obs)
@@ -179,9 +179,9 @@ def test_a_gaussian_policy_draws_from_the_distribution_of_its_library(
     ("name", "words"), [("td3", "deterministic"), ("ppo_sde", "gSDE"), ("sac_sde", "gSDE")]
 )
 def test_policies_without_a_deviation_of_their_own_are_not_sampled(
-    made: tuple[Path, dict[str, Any]], name: str, words: str
+    saved_agents: tuple[Path, dict[str, Any]], name: str, words: str
 ) -> None:
-    agent = ckpttool.load_agent(str(made[0] / f"{name}.zip"))
+    agent = ckpttool.load_agent(str(saved_agents[0] / f"{name}.zip"))
     for call in (agent.distribution, lambda obs: agent.act(obs, deterministic=False)):
         with pytest.raises(UnsupportedError, match=words):
             call(np.zeros(3, np.float32))
@@ -191,9 +191,9 @@ def test_policies_without_a_deviation_of_their_own_are_not_sampled(
 @pytest.mark.parametrize("name", ["dqn", "several", "ppo"])
 @pytest.mark.parametrize("to", ["torch", "tf", "keras", "onnx"])
 def test_discrete_agents_act_the_same_after_a_conversion(
-    made: tuple[Path, dict[str, Any]], tmp_path: Path, name: str, to: str
+    saved_agents: tuple[Path, dict[str, Any]], tmp_path: Path, name: str, to: str
 ) -> None:
-    folder, answer = made
+    folder, answer = saved_agents
     obs = np.array(answer["obs"], np.float32)
     target = str(tmp_path / {"keras": "a.weights.h5", "torch": "a.pt", "onnx": "a.onnx"}.get(to, "a"))
     done = ckpttool.convert(str(folder / f"{name}.zip"), target, to=to)
@@ -211,11 +211,11 @@ def test_discrete_agents_act_the_same_after_a_conversion(
 @needs_library
 @pytest.mark.parametrize("name", ["dqn", "ppo", "td3"])
 def test_an_agent_is_compared_with_its_own_onnx_file(
-    made: tuple[Path, dict[str, Any]], tmp_path: Path, name: str
+    saved_agents: tuple[Path, dict[str, Any]], tmp_path: Path, name: str
 ) -> None:
     """The file holds one network, which its receipt names; a Q-network's values are compared."""
     pytest.importorskip("onnx")
-    source, target = str(made[0] / f"{name}.zip"), str(tmp_path / "a.onnx")
+    source, target = str(saved_agents[0] / f"{name}.zip"), str(tmp_path / "a.onnx")
     ckpttool.convert(source, target, to="onnx")
     for order in ((source, target), (target, source)):
         verification = ckpttool.verify(*order)
@@ -224,14 +224,16 @@ def test_an_agent_is_compared_with_its_own_onnx_file(
         assert verification.within
     if name == "dqn":
         assert verification.networks[0].n == 1000
-        other = ckpttool.verify(str(made[0] / "ppo.zip"), target)  # a policy of the same sizes
+        other = ckpttool.verify(str(saved_agents[0] / "ppo.zip"), target)  # a policy of the same sizes
         assert not other.within
 
 
 @needs_library
-def test_another_first_action_is_that_of_the_space(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_another_first_action_is_that_of_the_space(
+    saved_agents: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     """Stable-Baselines3 has no other first action; a sidecar can state one."""
-    folder, answer = made
+    folder, answer = saved_agents
     target = tmp_path / "a.pt"
     ckpttool.convert(str(folder / "ppo.zip"), str(target), to="torch")
     receipt = tmp_path / "a.pt.ckpttool.json"
@@ -246,8 +248,10 @@ def test_another_first_action_is_that_of_the_space(made: tuple[Path, dict[str, A
 
 
 @needs_library
-def test_a_discrete_agent_needs_an_environment_of_its_actions(made: tuple[Path, dict[str, Any]]) -> None:
-    folder, _ = made
+def test_a_discrete_agent_needs_an_environment_of_its_actions(
+    saved_agents: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, _ = saved_agents
     for env in ("Pendulum-v1", "CartPole-v1"):  # continuous actions; two discrete ones instead of five
         with pytest.raises(EnvironmentMismatchError):
             ckpttool.load_agent(str(folder / "dqn.zip"), env)
@@ -265,16 +269,16 @@ agent = ckpttool.load_agent(sys.argv[1])
 env = make_vec_env("CartPole-v1", n_envs=2, seed=0)
 print(json.dumps(evaluate_policy(agent, env, n_eval_episodes=4, return_episode_rewards=True)[0]))
 """
-    assert warm_sb3.asked(program, str(path)) == [500.0] * 4
+    assert warm_sb3.run_program(program, str(path)) == [500.0] * 4
     played = ckpttool.evaluate(str(path), protocol=ckpttool.Protocol(episodes=4))
     assert played.rollout.returns.tolist() == [500.0] * 4
 
 
 @needs_library
-def test_tensors_stay_tensors(made: tuple[Path, dict[str, Any]]) -> None:
+def test_tensors_stay_tensors(saved_agents: tuple[Path, dict[str, Any]]) -> None:
     import torch
 
-    folder, answer = made
+    folder, answer = saved_agents
     obs = np.array(answer["obs"], np.float32)
     for backend in ("numpy", "torch"):
         for name in ("sac", "dqn"):
@@ -286,11 +290,11 @@ def test_tensors_stay_tensors(made: tuple[Path, dict[str, Any]]) -> None:
 
 
 @needs_library
-def test_on_the_agents_device_nothing_is_copied(made: tuple[Path, dict[str, Any]]) -> None:
+def test_on_the_agents_device_nothing_is_copied(saved_agents: tuple[Path, dict[str, Any]]) -> None:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    folder, answer = made
+    folder, answer = saved_agents
     agent = ckpttool.load_agent(str(folder / "sac.zip"), backend="torch")
     obs = torch.tensor(answer["obs"], dtype=torch.float32)
     agent.act(obs)
@@ -458,7 +462,7 @@ print(json.dumps(answer))
 @pytest.mark.corpus
 def test_the_agents_of_the_zoo_predict_as_their_library(corpus: Path) -> None:
     files = [str(path) for path in sorted((corpus / "torch/sb3_zoo").glob("*/*/*.zip"))]
-    answer = warm_sb3.asked(ZOO, json.dumps(files))
+    answer = warm_sb3.run_program(ZOO, json.dumps(files))
     assert len(answer) >= 15
     for file, (obs, known) in answer.items():
         for backend in ("numpy", "torch"):

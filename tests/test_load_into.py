@@ -180,12 +180,12 @@ def test_names_that_say_nothing_are_paired_by_the_caller(tmp_path: Path, golden:
 
 
 def test_buffers_and_tied_weights_are_filled_once(tmp_path: Path) -> None:
-    def made() -> Any:
+    def output() -> Any:
         model = nn.Sequential(nn.Embedding(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 5, bias=False))
         model[2].weight = model[0].weight
         return model
 
-    saved, model = made(), made()
+    saved, model = output(), output()
     with torch.no_grad():
         saved[1].running_mean += 3
         saved[1].num_batches_tracked += 7
@@ -649,7 +649,7 @@ def test_outputs_decide_whether_a_buffer_is_needed(
     done = ckpttool.load_into(model, file, shapes=[(6,)], verify=False)
     assert done.complete
     assert not done.report.unused
-    assert any("limit" in each for each in done.report.assumed)
+    assert any("limit" in item for item in done.report.assumed)
     x = torch.randn(5, 6)
     assert torch.equal(model(x), source(x))
 

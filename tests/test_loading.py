@@ -236,13 +236,13 @@ def test_a_root_of_any_kind_is_converted_or_refused(name: str, target: str, tmp_
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("each", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_network_is_restored_beside_any_number(each: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_network_is_restored_beside_any_number(count: int, tmp_path: Path) -> None:
     tensorflow_child.require("tensorflow", "keras")
     state, cases = Actor().state_dict(), {}
     kinds = ("int", "count", "number", "vector") * 2
     for number, name in enumerate(RESERVED):
-        for kind in kinds[number % 4 :][:each]:
+        for kind in kinds[number % 4 :][:count]:
             torch.save({"net": state, name: VALUES[kind]}, tmp_path / "a.pt")
             ran = in_process(
                 "convert", "a.pt", f"{number}{kind}-1", "--to", "tf", "--force", "--json", cwd=tmp_path
@@ -250,7 +250,7 @@ def test_a_network_is_restored_beside_any_number(each: int, tmp_path: Path) -> N
             if ran.status == 0:
                 cases[f"{name} {kind}"] = json.loads(ran.out)["load"]
     (tmp_path / "lines.json").write_text(json.dumps(cases))
-    assert len(cases) > 0.75 * each * len(RESERVED)
+    assert len(cases) > 0.75 * count * len(RESERVED)
     assert tensorflow_child.run(loading_keras.__file__, "restore_beside", tmp_path) == {}
 
 

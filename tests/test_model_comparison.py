@@ -344,10 +344,10 @@ def test_what_a_layer_returns_and_the_next_receives_is_written_once(tmp_path: Pa
 def test_large_arrays_stay_in_their_file(tmp_path: Path) -> None:
     for size in (1, 1 << 18):
         np.save(tmp_path / "x.npy", np.arange(size, dtype=np.float32))
-        found = map_array(tmp_path / "x.npy")
-        assert np.array_equal(found, np.arange(size, dtype=np.float32))
-        assert type(found) is np.ndarray
-        assert isinstance(found.base, np.memmap) == (size > 1)
+        array = map_array(tmp_path / "x.npy")
+        assert np.array_equal(array, np.arange(size, dtype=np.float32))
+        assert type(array) is np.ndarray
+        assert isinstance(array.base, np.memmap) == (size > 1)
 
 
 @pytest.mark.torch
@@ -356,7 +356,7 @@ def test_a_model_saved_for_its_own_parent_has_no_checksums(tmp_path: Path) -> No
 
     model = torch.nn.Linear(3, 2)
     file = model_child.wrap_model(model).save(str(tmp_path / "own"), "torch")
-    assert {each.CRC for each in zipfile.ZipFile(file).infolist()} == {0}
+    assert {item.CRC for item in zipfile.ZipFile(file).infolist()} == {0}
     assert torch.equal(torch.load(file)["weight"], model.weight)
     torch.save(model.state_dict(), tmp_path / "other.pt")
     assert zipfile.ZipFile(tmp_path / "other.pt").testzip() is None
@@ -366,7 +366,7 @@ def test_keras_is_imported_without_its_pictures(monkeypatch: pytest.MonkeyPatch)
     hidden = []
 
     def imported(name: str) -> str:
-        hidden.extend(each for each in ("matplotlib", "cv2") if sys.modules.get(each, "") is None)
+        hidden.extend(item for item in ("matplotlib", "cv2") if sys.modules.get(item, "") is None)
         assert not gc.isenabled()
         return name
 
@@ -441,8 +441,8 @@ def test_float64_runs_differ_by_what_last_bits_of_the_inputs_change(
     a = np.linspace(-4, 4, 20).reshape(10, 2)
     sensitivity = None if moved is None else np.full_like(a, moved)
     bound = output_comparison.RoundingBound(4.0, 1e-6)
-    found = output_comparison.measure_output("y", (a, a + 7e-6), (a, a + 7e-6), bound, None, sensitivity)
-    assert found.parity.within == within
+    output = output_comparison.measure_output("y", (a, a + 7e-6), (a, a + 7e-6), bound, None, sensitivity)
+    assert output.parity.within == within
 
 
 def test_a_jump_at_a_last_bit_excuses_no_larger_difference() -> None:
@@ -454,10 +454,10 @@ def test_a_jump_at_a_last_bit_excuses_no_larger_difference() -> None:
     assert not output_comparison.measure_output("y", outputs, outputs, bound, None, sensitivity).parity.within
 
 
-@pytest.mark.parametrize(("made", "credible"), [(1.0, True), (1.0 + 1e-6, True), (1.2, False)])
-def test_a_float64_run_of_something_else_is_no_reference(made: float, credible: bool) -> None:
+@pytest.mark.parametrize(("output", "credible"), [(1.0, True), (1.0 + 1e-6, True), (1.2, False)])
+def test_a_float64_run_of_something_else_is_no_reference(output: float, credible: bool) -> None:
     plain = {"y": np.array([1.0, np.inf], np.float32)}
-    assert output_comparison.are_close(plain, {"y": np.array([made, np.inf])}) == credible
+    assert output_comparison.are_close(plain, {"y": np.array([output, np.inf])}) == credible
 
 
 @pytest.mark.tensorflow

@@ -76,7 +76,7 @@ def test_the_recorded_conversions_are_the_selection():
     expected = {
         (name, target, source, way)
         for target in ("torch", "keras")
-        for name, source, way in harness.conversions(names, target, each=harness.EACH)
+        for name, source, way in harness.conversions(names, target, stride=harness.EACH)
     }
     cells = harness.recorded()
     assert set(cells) <= expected

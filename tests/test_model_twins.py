@@ -100,7 +100,7 @@ JOINED = (FeaturePart(2, "input", 1), FeaturePart(3, "call", 0))
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "rules", "assumed"),
+    ("other", "actual", "rules", "assumed"),
     [
         (JOINED, JOINED, {}, 0),
         (JOINED, JOINED[::-1], {"kernel": BlockOrder(0, (2, 3, 4, 0, 1))}, 0),
@@ -113,10 +113,10 @@ JOINED = (FeaturePart(2, "input", 1), FeaturePart(3, "call", 0))
         ((), (), {}, 0),
     ],
 )
-def test_joined_parts_are_the_same_moved_or_assumed(theirs, ours, rules, assumed):
+def test_joined_parts_are_the_same_moved_or_assumed(other, actual, rules, assumed):
     tree = Tree({(attr("l"), attr("kernel")): Leaf("float32", (5, 4), Inline(bytes(80)), "l/kernel")})
     only = find_layers(tree, "tensorflow")[0]
-    order = arrange_parts(only, only.kinds[0], FeatureReordering(), theirs, LayerFacts(parts=ours), (5, 4))
+    order = arrange_parts(only, only.kinds[0], FeatureReordering(), other, LayerFacts(parts=actual), (5, 4))
     assert order.rules == rules
     assert len(order.assumed) == assumed
     assert all("l takes" in sentence for sentence in order.assumed)
@@ -141,7 +141,7 @@ IMAGE, MOVED = FeaturePart(6, "call", 2), FeaturePart(6, MIXED)
 
 
 @pytest.mark.parametrize(
-    ("images", "theirs", "ours", "assumed"),
+    ("images", "other", "actual", "assumed"),
     [
         # One image in another order than its layer made it.
         ([(3, 2)], (MOVED, FeaturePart(0, MIXED)), (), 0),
@@ -160,15 +160,15 @@ IMAGE, MOVED = FeaturePart(6, "call", 2), FeaturePart(6, MIXED)
         ([(3, 2), (2, 3)], (MOVED, MOVED), (IMAGE, IMAGE._replace(number=3)), 0),
     ],
 )
-def test_images_tell_joined_parts_apart(images, theirs, ours, assumed):
+def test_images_tell_joined_parts_apart(images, other, actual, assumed):
     count = sum(places * channels for places, channels in images)
     values = Inline(bytes(16 * count))
     tree = Tree({(attr("l"), attr("kernel")): Leaf("float32", (count, 4), values, "l/kernel")})
     order = framework_order(images, "tensorflow")
     only = find_layers(tree, "tensorflow")[0]
     only = only._replace(facts=only.facts._replace(takes=order))
-    facts = LayerFacts(parts=ours, takes=order)
-    reordering = arrange_parts(only, only.kinds[0], FeatureReordering(), theirs, facts, (count, 4))
+    facts = LayerFacts(parts=actual, takes=order)
+    reordering = arrange_parts(only, only.kinds[0], FeatureReordering(), other, facts, (count, 4))
     assert not reordering.rules
     assert len(reordering.assumed) == assumed
 
@@ -237,7 +237,7 @@ def layer(name, *, call=-1, after=0, leads=0, settings=()):
     return LayerCandidate(tuple(name.split("/")), KIND, name, -1, call_place, frozenset(settings))
 
 
-def found(sources, targets, **how):
+def matches(sources, targets, **how):
     solution = solve(sources, targets, **how)
     return {sources[p.source].title: targets[p.target].title for p in solution.pairs}, solution
 
@@ -245,20 +245,20 @@ def found(sources, targets, **how):
 def test_a_common_word_does_not_pair_names_that_each_have_another_one():
     sources = [layer("post_attention_layernorm"), layer("input_layernorm")]
     targets = [layer("self_attention_layernorm"), layer("feedforward_layernorm")]
-    pairs, solution = found(sources, targets)
+    pairs, solution = matches(sources, targets)
     assert pairs == {}
     assert solution.ambiguous
 
 
 def test_a_word_of_one_side_alone_is_no_objection():
-    pairs, _ = found([layer("value_dense"), layer("advantage_dense")], [layer("advantage"), layer("value")])
+    pairs, _ = matches([layer("value_dense"), layer("advantage_dense")], [layer("advantage"), layer("value")])
     assert pairs == {"value_dense": "value", "advantage_dense": "advantage"}
 
 
 def test_settings_tell_layers_apart():
     sources = [layer(f"rate{n}", settings={("dilation", n)}) for n in (1, 2, 3)]
     targets = [layer(f"convs/{3 - n}", settings={("dilation", n)}) for n in (1, 2, 3)]
-    pairs, _ = found(sources, targets)
+    pairs, _ = matches(sources, targets)
     assert pairs == {"rate1": "convs/2", "rate2": "convs/1", "rate3": "convs/0"}
 
 
@@ -271,7 +271,7 @@ def chain(names, order):
 def test_the_flow_of_calls_decides_whatever_names_say():
     sources = chain(["head", "up1", "up2"], ["up2", "up1", "head"])
     targets = chain(["up1", "up2", "out"], ["up1", "up2", "out"])
-    pairs, solution = found(*add_call_places(sources, targets)[:2])
+    pairs, solution = matches(*add_call_places(sources, targets)[:2])
     assert pairs == {"up2": "up1", "up1": "up2", "head": "out"}
     # Names that belong to other layers are said.
     assert {targets[p.target].title for p in solution.renamed} == {"up1", "up2"}
@@ -281,7 +281,7 @@ def test_layers_that_stand_beside_each_other_share_a_place():
     sources = [layer("a", call=0), layer("b", call=1), layer("c", call=2, after=0b11)]
     targets = [layer("x", call=0), layer("y", call=1), layer("z", call=2, after=0b11)]
     *sides, by_outputs = add_call_places(sources, targets)
-    pairs, solution = found(*sides)
+    pairs, solution = matches(*sides)
     assert pairs == {"c": "z"}
     assert len(solution.ambiguous) == 1
     assert not by_outputs
@@ -291,40 +291,40 @@ def test_layers_that_stand_beside_each_other_lead_to_different_outputs():
     sources = [layer("a", call=0, leads=0b01), layer("b", call=1, leads=0b10)]
     targets = [layer("x", call=0, leads=0b10), layer("y", call=1, leads=0b01)]
     *sides, by_outputs = add_call_places(sources, targets)
-    assert found(*sides)[0] == {"a": "y", "b": "x"}
+    assert matches(*sides)[0] == {"a": "y", "b": "x"}
     assert by_outputs
     # A model with other outputs leaves the layers as they are.
     *sides, by_outputs = add_call_places(sources, [layer("x", call=0), layer("y", call=1)])
-    assert found(*sides)[0] == {}
+    assert matches(*sides)[0] == {}
     assert not by_outputs
 
 
 @pytest.mark.parametrize(
-    "ours",
+    "actual",
     [
         [layer("x", call=0), layer("y", call=1), layer("z", call=2, after=0b11)],
         [layer("x", call=0), layer("y"), layer("z", call=2)],
     ],
 )
-def test_another_flow_or_an_unseen_call_is_no_evidence(ours):
-    *sides, _ = add_call_places(chain(["a", "b", "c"], ["a", "b", "c"]), ours)
+def test_another_flow_or_an_unseen_call_is_no_evidence(actual):
+    *sides, _ = add_call_places(chain(["a", "b", "c"], ["a", "b", "c"]), actual)
     assert not any(name == PLACE for side in sides for candidate in side for name, _ in candidate.settings)
 
 
 def test_the_items_of_a_list_pair_with_those_of_another_list():
     sources = [layer(f"heads/sequential{n}/dense{n}")._replace(listed=True) for n in ("", "_1", "_2")]
     targets = [layer(f"nets/{n}/0", call=n) for n in range(3)]
-    pairs, solution = found(sources, targets)
+    pairs, solution = matches(sources, targets)
     assert pairs == {candidate.title: targets[n].title for n, candidate in enumerate(sources)}
     assert len(solution.numbered) == 3
     # Networks that are no items of a list are numbered as the program made them.
-    assert found([layer(one.title.removeprefix("heads/")) for one in sources], targets)[0] == {}
+    assert matches([layer(one.title.removeprefix("heads/")) for one in sources], targets)[0] == {}
 
 
 @pytest.mark.parametrize("name", ["fc_{}", "fc{}", "block_{}/dense", "net/fc{}"])
 def test_numbers_from_zero_and_from_one_are_no_equal_names(name):
     sources, targets = ([layer(name.format(n)) for n in numbers] for numbers in (range(3), range(1, 4)))
-    pairs, solution = found(sources, targets)
+    pairs, solution = matches(sources, targets)
     assert pairs == {one.title: other.title for one, other in zip(sources, targets, strict=True)}
     # Which is said: the names alone would pair others.
     assert len(solution.numbered) == 3
@@ -332,16 +332,16 @@ def test_numbers_from_zero_and_from_one_are_no_equal_names(name):
 
 def test_numbers_of_a_part_of_a_model_are_its_names():
     sources, targets = ([layer(f"fc{n}") for n in numbers] for numbers in (range(4), (1, 2)))
-    assert found(sources, targets)[0] == {"fc1": "fc1", "fc2": "fc2"}
+    assert matches(sources, targets)[0] == {"fc1": "fc1", "fc2": "fc2"}
     # Not if they are spelled differently, and one side counts from zero.
-    assert found([layer(f"fc_{n}") for n in range(4)], targets)[0] == {}
+    assert matches([layer(f"fc_{n}") for n in range(4)], targets)[0] == {}
 
 
 def test_q_and_value_name_one_thing_in_a_model_without_keys():
-    assert found([layer("value")], [layer("q")])[0] == {"value": "q"}
+    assert matches([layer("value")], [layer("q")])[0] == {"value": "q"}
     keys = frozenset({("dense", (8, 4))})
     sides = [[layer(name), layer("key")._replace(signatures=keys)] for name in ("value", "q")]
-    assert found(*sides)[0] == {"key": "key"}
+    assert matches(*sides)[0] == {"key": "key"}
 
 
 def test_a_lone_tensor_has_a_place_among_the_calls():
@@ -353,17 +353,17 @@ def test_a_lone_tensor_has_a_place_among_the_calls():
     sources = [layer("a", call=0), block("s", 1), layer("b", call=2, after=0b11), block("t", 3)]
     targets = [layer("x", call=0), block("u", 1), layer("y", call=2, after=0b11), block("v", 3)]
     sources[3], targets[3] = (one._replace(call=CallPlace(3, 0b111)) for one in (sources[3], targets[3]))
-    assert found(*add_call_places(sources, targets)[:2])[0] == {"a": "x", "s": "u", "b": "y", "t": "v"}
+    assert matches(*add_call_places(sources, targets)[:2])[0] == {"a": "x", "s": "u", "b": "y", "t": "v"}
     # Where only one side shows them, layers are still placed without them.
     targets[1] = targets[1]._replace(call=CallPlace(1, 0))
-    assert found(*add_call_places(sources, targets)[:2])[0] == {"a": "x", "b": "y"}
+    assert matches(*add_call_places(sources, targets)[:2])[0] == {"a": "x", "b": "y"}
 
 
 def test_numbers_of_a_model_that_calls_its_layers_in_another_order_pair_nothing():
     sources = [layer(f"ls/{n}") for n in range(3)]
     targets = chain(["fc1", "fc2", "fc3"], ["fc3", "fc2", "fc1"])
-    assert found(sources, targets)[0] == {}
-    assert len(found(sources, chain(["fc1", "fc2", "fc3"], ["fc1", "fc2", "fc3"]))[0]) == 3
+    assert matches(sources, targets)[0] == {}
+    assert len(matches(sources, chain(["fc1", "fc2", "fc3"], ["fc1", "fc2", "fc3"]))[0]) == 3
 
 
 def normed_blocks(names, *, calls=None, widths=(8, 8, 8)):
@@ -385,7 +385,7 @@ BEFORE = ["a", "a_conv", "b", "b_conv", "c", "c_conv"]
 
 
 @pytest.mark.parametrize(
-    ("theirs", "in_order", "calls", "widths"),
+    ("other", "in_order", "calls", "widths"),
     [
         # Names: of a file that lists the layers in any order.
         ([*CONVOLUTIONS, "bn_c", "b_bn", "a_batch_norm"], False, CALLED, (8, 8, 8)),
@@ -400,8 +400,8 @@ BEFORE = ["a", "a_conv", "b", "b_conv", "c", "c_conv"]
         ([*CONVOLUTIONS, "bn_c", "b_bn", "a_bn"], False, CALLED, (8, 8, 4)),
     ],
 )
-def test_batch_norms_pair_as_the_layers_whose_results_they_take(theirs, in_order, calls, widths):
-    sources, targets = normed_blocks(theirs, widths=widths or (8,)), normed_blocks(CALLED, calls=calls)
+def test_batch_norms_pair_as_the_layers_whose_results_they_take(other, in_order, calls, widths):
+    sources, targets = normed_blocks(other, widths=widths or (8,)), normed_blocks(CALLED, calls=calls)
     for n, one in enumerate(targets):  # kernels of three shapes
         if "conv" in one.title:
             same = next(source for source in sources if source.title == one.title)
@@ -485,7 +485,7 @@ def test_the_search_for_tied_matrices_reads_each_once(tmp_path, monkeypatch):
 def test_layers_of_one_shape_pair_by_their_biases_or_without_them(dilations):
     sources = [layer(name)._replace(settings=frozenset({(BIAS, name == "x")})) for name in ("x", "y")]
     targets = [layer(name)._replace(settings=frozenset({(BIAS, name == "a")})) for name in ("b", "a")]
-    assert found(sources, targets)[0] == {"x": "a", "y": "b"}
+    assert matches(sources, targets)[0] == {"x": "a", "y": "b"}
     # All of one side have biases, as norms were merged into them: another setting decides, if there is one.
     sources, targets = (
         [
@@ -494,7 +494,7 @@ def test_layers_of_one_shape_pair_by_their_biases_or_without_them(dilations):
         ]
         for side, side_layers in enumerate((sources, targets))
     )
-    assert found(sources, targets)[0] == ({"x": "b", "y": "a"} if dilations == (1, 2) else {})
+    assert matches(sources, targets)[0] == ({"x": "b", "y": "a"} if dilations == (1, 2) else {})
 
 
 @pytest.mark.torch

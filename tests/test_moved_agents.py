@@ -306,12 +306,12 @@ def test_a_moved_agent_has_the_names_and_shapes_of_its_library(
     assert {*expected} <= {*tensors}
     assert {*tensors} - {*expected} <= {"atoms", "policy.support", "tau_hat"}
     original, _ = load(path, source)
-    wanted = scores(kind, source, original, rows())
+    requested = scores(kind, source, original, rows())
     actual = scores(kind, target, tensors, rows())
     if kind == QRDQN:  # quantiles and actions are in the other order
         shapes = {"sb3": (200, QUANTILES, ACTIONS), "tianshou": (200, ACTIONS, QUANTILES)}
-        wanted, actual = wanted.view(shapes[source]), actual.view(shapes[target]).transpose(1, 2)
-    torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-9)
+        requested, actual = requested.view(shapes[source]), actual.view(shapes[target]).transpose(1, 2)
+    torch.testing.assert_close(actual, requested, rtol=0, atol=1e-9)
     if source != "cleanrl" and optimizer is not None:
         assert_moments(kind, target, tensors, optimizer)
     Path(f"{there}.ckpttool.json").unlink()
@@ -513,7 +513,7 @@ def test_stable_baselines3_predicts_the_same_actions(
     np.save(tmp_path / "wanted.npy", outputs.argmax(1).numpy())
     package = "sb3_contrib" if kind == QRDQN else "stable_baselines3"
     files = (str(tmp_path / "obs.npy"), str(tmp_path / "wanted.npy"))
-    same, space, rate = warm_sb3.asked(_PREDICT, package, algorithm, there, *files)
+    same, space, rate = warm_sb3.run_program(_PREDICT, package, algorithm, there, *files)
     assert same
     assert space == "Discrete(2)"
     assert rate == 3e-4 or source == "cleanrl"  # which saves no optimizer
@@ -705,7 +705,7 @@ def test_stable_baselines3_loads_the_statistics_of_discrete_agents(tmp_path: Pat
     np.save(tmp_path / "obs.npy", 10 * rows())
     np.save(tmp_path / "wanted.npy", expected_scores(path).argmax(1))
     files = ("vecnormalize.pkl", "obs.npy", "wanted.npy")
-    assert warm_sb3.asked(_NORMALIZED, there, *(str(tmp_path / name) for name in files)) == 1
+    assert warm_sb3.run_program(_NORMALIZED, there, *(str(tmp_path / name) for name in files)) == 1
 
 
 def scaler() -> dict[str, Any]:

@@ -275,7 +275,7 @@ def test_what_makes_no_sense_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         pytest.param(("lr=1",), id="unknown"),
         pytest.param(("momentum=0.9",), id="of-another-optimizer"),
@@ -285,10 +285,10 @@ def test_what_makes_no_sense_is_one_sentence(
     ],
 )
 def test_a_setting_that_the_optimizer_has_not_is_refused(
-    tmp_path: Path, said: tuple[str, ...], golden: Golden
+    tmp_path: Path, text: tuple[str, ...], golden: Golden
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        convert(str(TF_SAMPLE), str(tmp_path / "x.pt"), optimizer=[f"{NAME}/{option}" for option in said])
+        convert(str(TF_SAMPLE), str(tmp_path / "x.pt"), optimizer=[f"{NAME}/{option}" for option in text])
     golden(caught.value)
 
 

@@ -150,7 +150,7 @@ def _title(name: str) -> str:
     return "optimizer" if name.startswith("tf1-") else NAME
 
 
-def _given(name: str) -> Iterator[str]:
+def _settings_to_state(name: str) -> Iterator[str]:
     """Go through the settings of the program that its checkpoint does not hold."""
     family, _, case = name.partition("-")
     title = _title(name)
@@ -180,7 +180,9 @@ def _expected(folder: Path, name: str) -> list[np.ndarray]:
 
 
 def _to_torch(folder: Path, tmp_path: Path, name: str) -> ConversionResult:
-    done = convert(str(folder / f"{name}-1"), str(tmp_path / "agent.pt"), optimizer=tuple(_given(name)))
+    done = convert(
+        str(folder / f"{name}-1"), str(tmp_path / "agent.pt"), optimizer=tuple(_settings_to_state(name))
+    )
     assert done.written, (done.report.unused, done.report.missing)
     return done
 

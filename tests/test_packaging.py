@@ -57,15 +57,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return Built(wheel, sdist)
 
 
-def ours(folder: Path) -> set[str]:
+def own_files(folder: Path) -> set[str]:
     package = (path for path in (folder / "ckpttool").rglob("*") if path.is_file())
     return {str(path.relative_to(folder)) for path in package if "__pycache__" not in path.parts}
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
     names = set(built.members())
-    assert {name for name in names if not name.startswith(INFO)} == ours(ROOT)
-    assert {Path(name).suffix or Path(name).name for name in ours(ROOT)} <= {".py", "py.typed", *DATA}
+    assert {name for name in names if not name.startswith(INFO)} == own_files(ROOT)
+    assert {Path(name).suffix or Path(name).name for name in own_files(ROOT)} <= {".py", "py.typed", *DATA}
     assert "ckpttool/py.typed" in names
     assert {name.removeprefix(f"{INFO}/") for name in names if name.startswith(INFO)} == {
         "METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE",

@@ -97,11 +97,13 @@ class Held:
         return names
 
 
-def passed(held: Held, to: str) -> tuple[Held, ConversionPlan]:
+def passed(content: Held, to: str) -> tuple[Held, ConversionPlan]:
     """Return the agent in another form, and the way there."""
     kind = FORMS[to]
     way = plan_conversion(
-        held.checkpoint, ConversionRequest(kind, ConversionOptions(layout=held.binding.layout)), held.known
+        content.checkpoint,
+        ConversionRequest(kind, ConversionOptions(layout=content.binding.layout)),
+        content.known,
     )
     writer = plugins.find("formats", kind.format).load()
     options: dict[str, Any] = dict(kind.options)
@@ -110,10 +112,11 @@ def passed(held: Held, to: str) -> tuple[Held, ConversionPlan]:
     as_stored = getattr(writer, "stored", None)
     stored = way.tree if as_stored is None else as_stored(way.tree, **options)
     known = restore.merge_metadata(
-        held.known, restore.read_metadata(held.binding, select_network_leaves(way.ready.tree, held.binding))
+        content.known,
+        restore.read_metadata(content.binding, select_network_leaves(way.ready.tree, content.binding)),
     )
     checkpoint = replace(
-        held.checkpoint, path=f"{to}_agent{SUFFIXES.get(to, '')}", format=kind.format, tree=stored
+        content.checkpoint, path=f"{to}_agent{SUFFIXES.get(to, '')}", format=kind.format, tree=stored
     )
     return Held(checkpoint, kind.layout, replace(known, optimizers=way.settings or None)), way
 

@@ -422,12 +422,12 @@ def test_listed_layers_only_set_attributes() -> None:
         module, _, last = full.rpartition(".")
         if not module.startswith("torch.nn.modules."):
             continue
-        found = getattr(importlib.import_module(module), last, None)
-        if found is None:
+        result = getattr(importlib.import_module(module), last, None)
+        if result is None:
             continue  # of another version
-        assert inspect.isclass(found), full
-        assert issubclass(found, torch.nn.Module) or last == "_WrappedHook", full
-        setter = next(each for each in found.__mro__ if "__setstate__" in vars(each))
+        assert inspect.isclass(result), full
+        assert issubclass(result, torch.nn.Module) or last == "_WrappedHook", full
+        setter = next(item for item in result.__mro__ if "__setstate__" in vars(item))
         assert f"{setter.__module__}.{setter.__qualname__}" in reviewed, full
 
 

@@ -37,7 +37,7 @@ from tests.test_format_pytorch import archive, floats, tensor
 PLAIN, CLASSES, UNKNOWN, CODE = "plain data", "needs classes", "unknown class", "would run code"
 
 
-def asked(data: bytes, **options: Any) -> dict[str, CodeReference]:
+def code_references_of(data: bytes, **options: Any) -> dict[str, CodeReference]:
     return {reference.name: reference for reference in parse_pickle(data, **options).code_references}
 
 
@@ -88,7 +88,7 @@ webbrowser:open yaml:unsafe_load zipfile:ZipFile
 def test_what_others_missed_is_named(pair: str) -> None:
     module, _, name = pair.partition(":")
     for builders in (BUILDERS, torch_tensors.BUILDERS):
-        references = asked(
+        references = code_references_of(
             named(f"{module}.{name}", module) + b"C\x01ahR.".replace(b"h", b"\x85"), builders=builders
         )
         [reference] = references.values()
@@ -101,7 +101,8 @@ def test_what_torch_allows_is_plain_data() -> None:
     torch = pytest.importorskip("torch")
     known = torch._weights_only_unpickler._get_allowed_globals()
     verdicts = {
-        name: asked(named(name) + b".", builders=torch_tensors.BUILDERS)[name].verdict for name in known
+        name: code_references_of(named(name) + b".", builders=torch_tensors.BUILDERS)[name].verdict
+        for name in known
     }
     assert {name for name, verdict in verdicts.items() if verdict != PLAIN} == set()
 
@@ -173,15 +174,15 @@ VERDICTS = {
 }
 
 
-@pytest.mark.parametrize(("data", "wanted"), VERDICTS.values(), ids=VERDICTS)
-def test_verdicts(data: bytes, wanted: str) -> None:
+@pytest.mark.parametrize(("data", "expected"), VERDICTS.values(), ids=VERDICTS)
+def test_verdicts(data: bytes, expected: str) -> None:
     for builders in (BUILDERS, torch_tensors.BUILDERS):
-        assert worst_verdict(parse_pickle(data, builders=builders).code_references) == wanted
+        assert worst_verdict(parse_pickle(data, builders=builders).code_references) == expected
 
 
 @pytest.mark.parametrize(("data", "name"), ACTING.values(), ids=ACTING)
 def test_what_acts_is_told_with_its_calls_and_place(data: bytes, name: str) -> None:
-    reference = asked(data)[name]
+    reference = code_references_of(data)[name]
     # The second call is that of the result.
     assert reference.verdict == CODE
     assert reference.calls in (1, 2)
@@ -190,7 +191,9 @@ def test_what_acts_is_told_with_its_calls_and_place(data: bytes, name: str) -> N
 
 
 def test_records_are_counted_and_joined() -> None:
-    references = asked(b"(" + b"cmy.net\nA\nq\x00" + b"0h\x00)\x81" * 3 + b"cos\ngetcwd\nt.", base=100)
+    references = code_references_of(
+        b"(" + b"cmy.net\nA\nq\x00" + b"0h\x00)\x81" * 3 + b"cos\ngetcwd\nt.", base=100
+    )
     assert references["my.net.A"] == CodeReference("my.net.A", UNKNOWN, 3, 101)
     assert (references["os.getcwd"].calls, references["os.getcwd"].verdict) == (0, CODE)
     here, there = (
@@ -317,24 +320,24 @@ WORDS = [
 _NO_ARRAY = re.compile(r"bytearray\((b'[^']*')\)")
 
 
-def real(value: Any, made: dict[int, Any]) -> Any:
+def real(value: Any, output: dict[int, Any]) -> Any:
     """Return what an inert value of plain data is in Python; TypeError where Python cannot hash it."""
     if type(value) is OpaqueKey:
-        return real(value.value, made)
-    if id(value) in made:
-        return made[id(value)]
+        return real(value.value, output)
+    if id(value) in output:
+        return output[id(value)]
     if type(value) is list:
-        result: list[Any] = made.setdefault(id(value), [])
-        result.extend(real(item, made) for item in value)
+        result: list[Any] = output.setdefault(id(value), [])
+        result.extend(real(item, output) for item in value)
         return result
     if type(value) is dict:
-        table: dict[Any, Any] = made.setdefault(id(value), {})
-        table.update((real(key, made), real(item, made)) for key, item in value.items())
+        table: dict[Any, Any] = output.setdefault(id(value), {})
+        table.update((real(key, output), real(item, output)) for key, item in value.items())
         return table
     if type(value) is Set:
-        items = (real(item, made) for item in value)
+        items = (real(item, output) for item in value)
         return set(items) if value.name == "builtins.set" else frozenset(items)
-    return tuple(real(item, made) for item in value) if type(value) is tuple else value
+    return tuple(real(item, output) for item in value) if type(value) is tuple else value
 
 
 def test_what_is_accepted_is_what_python_reads() -> None:

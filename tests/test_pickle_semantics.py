@@ -191,8 +191,8 @@ def test_every_attribute_of_torch_s_own_is_known(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ archives
 
 
-def renamed(place: int, name: str) -> list[Made]:
-    return changed(place, name=name)
+def renamed(index: int, name: str) -> list[Made]:
+    return changed(index, name=name)
 
 
 ARCHIVES = {
@@ -216,9 +216,9 @@ ARCHIVES = {
 }
 
 
-@pytest.mark.parametrize("made", ARCHIVES.values(), ids=ARCHIVES)
-def test_archives_that_readers_understand_differently_are_refused(made: list[Made], tmp_path: Path) -> None:
-    [path] = files(tmp_path, {"": archive(made)}, ".pt")
+@pytest.mark.parametrize("output", ARCHIVES.values(), ids=ARCHIVES)
+def test_archives_that_readers_understand_differently_are_refused(output: list[Made], tmp_path: Path) -> None:
+    [path] = files(tmp_path, {"": archive(output)}, ".pt")
     with pytest.raises(FormatError) as caught:
         open_checkpoint(str(path))
     assert caught.value.file == str(path)
@@ -514,12 +514,12 @@ COLLIDING: dict[str, Callable[[int], bytes]] = {
 
 
 @pytest.mark.parametrize("name", COLLIDING)
-@pytest.mark.parametrize("each", [200, COUNT])
-def test_few_keys_of_a_dict_may_collide(name: str, each: int) -> None:
-    one = b"}(" + b"".join(COLLIDING[name](n) + b"N" for n in range(each)) + b"u"
-    data = b"\x80\x02cbuiltins\ncomplex\nq\x000](" + one * (COUNT // each) + b"e."
+@pytest.mark.parametrize("number", [200, COUNT])
+def test_few_keys_of_a_dict_may_collide(name: str, number: int) -> None:
+    one = b"}(" + b"".join(COLLIDING[name](n) + b"N" for n in range(number)) + b"u"
+    data = b"\x80\x02cbuiltins\ncomplex\nq\x000](" + one * (COUNT // number) + b"e."
     value = parse_pickle(data).value
-    assert [len(mapping) for mapping in value] == [each] * (COUNT // each)
+    assert [len(mapping) for mapping in value] == [number] * (COUNT // number)
     for mapping in value:
         hashed = [hash(kept) for kept in mapping if type(kept) is not OpaqueKey]
         assert len(hashed) <= Limits().pickle_hashed_keys + SPREAD

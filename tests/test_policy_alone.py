@@ -92,13 +92,13 @@ def played(
     return run_network(numpy_backend.build(entrant.network), observations()), entrant.assumed
 
 
-def wanted(model: nn.Module) -> np.ndarray:
+def model_actions(model: nn.Module) -> np.ndarray:
     with torch.no_grad():
         return model.eval()(torch.from_numpy(observations())).numpy()
 
 
-def close(found: np.ndarray, expected: np.ndarray) -> None:
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+def close(actual: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def saved(path: Path, value: Any) -> Path:
@@ -125,7 +125,7 @@ def saved(path: Path, value: Any) -> Path:
 def test_a_state_dict_plays_as_torch_does(wrap: Any, tmp_path: Path) -> None:
     model = Actor()
     path = saved(tmp_path / "policy.pth", wrap(model.state_dict()))
-    close(played(path, GIVEN)[0], wanted(model))
+    close(played(path, GIVEN)[0], model_actions(model))
 
 
 def test_a_whole_checkpoint_with_its_optimizer_plays(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_whole_checkpoint_with_its_optimizer_plays(tmp_path: Path) -> None:
     model(torch.from_numpy(observations())).sum().backward()
     optimizer.step()
     states = {"model_state_dict": model.state_dict(), "optimizer_state_dict": optimizer.state_dict()}
-    close(played(saved(tmp_path / "c.pt", {"epoch": 1, **states}), GIVEN)[0], wanted(model))
+    close(played(saved(tmp_path / "c.pt", {"epoch": 1, **states}), GIVEN)[0], model_actions(model))
 
 
 def test_arrays_and_safetensors_play_too(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_arrays_and_safetensors_play_too(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **{name: value.numpy() for name, value in model.state_dict().items()})
     save_file(model.state_dict(), tmp_path / "a.safetensors")
     for name in ("a.npz", "a.safetensors"):
-        close(played(tmp_path / name, GIVEN)[0], wanted(model))
+        close(played(tmp_path / name, GIVEN)[0], model_actions(model))
 
 
 def test_buffers_of_the_action_are_its_map(tmp_path: Path) -> None:
@@ -154,13 +154,13 @@ def test_buffers_of_the_action_are_its_map(tmp_path: Path) -> None:
         played(path)
     assert "--activation" in str(error.value)
     assert "--head" not in str(error.value.hint)
-    close(played(path, AgentFacts(activations="tanh"))[0], wanted(model))
+    close(played(path, AgentFacts(activations="tanh"))[0], model_actions(model))
 
 
 def test_an_activation_for_each_layer(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 1))
     path = saved(tmp_path / "a.pth", model.state_dict())
-    close(played(path, AgentFacts(activations="relu,tanh", head="linear"))[0], wanted(model))
+    close(played(path, AgentFacts(activations="relu,tanh", head="linear"))[0], model_actions(model))
     with pytest.raises(UsageError) as error:
         played(path, AgentFacts(activations=["relu", "tanh", "relu"], head="linear"))
     assert (error.value.expected, error.value.found) == ("1 or 2", "3")
@@ -174,7 +174,7 @@ def test_squares_go_by_their_numbers_and_that_is_said(tmp_path: Path) -> None:
     actions, assumed = played(path, AgentFacts(activations="linear", head="linear"))
     whole = nn.Sequential(*model, nn.Linear(3, 1))
     whole[-1].load_state_dict({"weight": torch.ones(1, 3), "bias": torch.ones(1)})
-    close(actions, wanted(whole))
+    close(actions, model_actions(whole))
     assert any("10, 11, 12" in line for line in assumed)
 
 
@@ -192,7 +192,7 @@ def test_heads_and_normalisers_beside_the_networks_are_not_left_out(
             played(path, facts)
         assert "running_mean" in str(error.value.found)
     else:
-        close(played(path, facts)[0], wanted(nn.Sequential(actor, mean)))
+        close(played(path, facts)[0], model_actions(nn.Sequential(actor, mean)))
 
 
 @pytest.mark.parametrize("name", ["policy.q_net", "embed"])
@@ -209,7 +209,7 @@ def test_a_trunk_and_a_head_are_one_network(tmp_path: Path) -> None:
     head = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
     path = saved(tmp_path / "a.pth", nn.ModuleDict({"encoder": trunk, "head": head}).state_dict())
     actions, assumed = played(path, AgentFacts(activations="relu", head="linear"))
-    close(actions, wanted(nn.Sequential(trunk, head)))
+    close(actions, model_actions(nn.Sequential(trunk, head)))
     assert any("encoder/2" in line for line in assumed)
 
 
@@ -233,7 +233,7 @@ def test_what_is_ambiguous_is_refused_with_what_was_found(tensors: dict[str, Any
 def test_of_several_networks_the_named_one_plays(tmp_path: Path) -> None:
     one, two = Actor(), Actor()
     path = saved(tmp_path / "a.pth", {"left": one.state_dict(), "right": two.state_dict()})
-    close(played(path, GIVEN, network="right")[0], wanted(two))
+    close(played(path, GIVEN, network="right")[0], model_actions(two))
 
 
 def test_a_critic_beside_is_left_out_by_its_name_and_that_is_said(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_critic_beside_is_left_out_by_its_name_and_that_is_said(tmp_path: Path
         tmp_path / "a.pth", {"pi_net": {"x": 1}, "policy": model.state_dict(), "value": critic.state_dict()}
     )
     actions, assumed = played(path, GIVEN)
-    close(actions, wanted(model))
+    close(actions, model_actions(model))
     assert any("policy" in line and "value" in line for line in assumed)
 
 
@@ -282,7 +282,7 @@ def test_a_result_of_training_beside_the_network_is_named_and_left_out(
     model = Actor()
     states = {prefix + key: value for key, value in model.state_dict().items()}
     path = saved(tmp_path / "a.pth", {"state_dict": states, name: _BESIDE[name]})
-    close(played(path, GIVEN)[0], wanted(model))
+    close(played(path, GIVEN)[0], model_actions(model))
     assert any(name in note for note in restore_agent(str(path)).binding.moves.notes)
     # The same tensor within the state_dict may be a part of what the module computes.
     if isinstance(_BESIDE[name], torch.Tensor) and not prefix:
@@ -336,14 +336,14 @@ def test_the_conversion_that_a_refusal_names_gives_a_policy_that_plays(case: str
     command = str(error.value.hint).partition("ckpttool ")[2].replace("OUT.pt", str(tmp_path / "out.pt"))
     ran = in_process(*shlex.split(command))
     assert ran.status == 0, ran.err
-    close(played(tmp_path / "out.pt", GIVEN)[0], 2 * wanted(model))
+    close(played(tmp_path / "out.pt", GIVEN)[0], 2 * model_actions(model))
 
 
 def test_a_layer_norm_behind_an_activation_needs_the_module(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 1))
     with pytest.raises(UnsupportedError):
         played(saved(tmp_path / "a.pth", model.state_dict()), GIVEN)
-    close(played(saved(tmp_path / "b.pt", model))[0], wanted(model))
+    close(played(saved(tmp_path / "b.pt", model))[0], model_actions(model))
 
 
 class Normed(nn.Module):
@@ -490,11 +490,11 @@ def test_batch_norms_are_exported_and_written_as_code(tmp_path: Path) -> None:
     path, code = str(saved(tmp_path / "a.pth", model.state_dict())), tmp_path / "normed_actor.py"
     facts = AgentFacts(activations="relu", head="tanh", action_low=-2.0, action_high=2.0)
     export(path, str(tmp_path / "a.onnx"), facts=facts)
-    close(played(tmp_path / "a.onnx")[0], wanted(model))
+    close(played(tmp_path / "a.onnx")[0], model_actions(model))
     convert(path, str(tmp_path / "b.pt"), to="torch", code=str(code), facts=facts)
     written = runpy.run_path(str(code))
     actions = written["act"](written["load"](str(tmp_path / "b.pt")), torch.from_numpy(observations()))
-    close(np.asarray(actions), wanted(model))
+    close(np.asarray(actions), model_actions(model))
 
 
 @pytest.mark.parametrize("heads", [("mean", "log_std"), ("mu", "sigma"), ("mean/dense", "log_std/dense")])
@@ -520,8 +520,8 @@ def test_a_sequential_pickled_whole_needs_the_scale_alone(norm: bool, tmp_path: 
         played(path)
     assert "--head" in str(error.value.hint)
     assert "--activation" not in str(error.value.hint)
-    close(played(path, AgentFacts(head="unit_tanh"))[0], wanted(model))
-    close(played(path, AgentFacts(head="affine"))[0], 2 * wanted(model))
+    close(played(path, AgentFacts(head="unit_tanh"))[0], model_actions(model))
+    close(played(path, AgentFacts(head="affine"))[0], 2 * model_actions(model))
 
 
 def test_a_sequential_that_ends_in_a_layer_is_the_action(tmp_path: Path) -> None:
@@ -529,7 +529,7 @@ def test_a_sequential_that_ends_in_a_layer_is_the_action(tmp_path: Path) -> None
         nn.Linear(3, 8), nn.Sequential(nn.SiLU(), nn.Linear(8, 5), nn.Softplus()), nn.Linear(5, 1)
     )
     actions, assumed = played(saved(tmp_path / "a.pt", model))
-    close(actions, wanted(model))
+    close(actions, model_actions(model))
     assert assumed
 
 
@@ -563,10 +563,10 @@ def test_a_module_that_is_no_chain_plays_as_its_layers_compute(
     layers: list[nn.Module], tmp_path: Path
 ) -> None:
     model = nn.Sequential(*layers)
-    close(played(saved(tmp_path / "a.pt", model))[0], wanted(model))
+    close(played(saved(tmp_path / "a.pt", model))[0], model_actions(model))
 
 
-def twice(module: Any, given: Any, output: Any) -> Any:
+def twice(module: Any, inputs: Any, output: Any) -> Any:
     return 2 * output
 
 
@@ -624,7 +624,7 @@ def test_torchscript_is_followed_to_its_activations_and_scale(
     if how == "freeze":
         script = torch.jit.freeze(script)
     script.save(str(tmp_path / "a.pt"))
-    close(played(tmp_path / "a.pt")[0], wanted(model))
+    close(played(tmp_path / "a.pt")[0], model_actions(model))
 
 
 def test_given_facts_do_not_replace_what_torchscript_computes(tmp_path: Path) -> None:
@@ -750,13 +750,13 @@ def test_the_code_of_an_archive_goes_before_the_defaults_of_a_layout(
     torch.manual_seed(0)
     model, path = Exported(normalizer).eval(), tmp_path / "policy.pt"
     torch.jit.script(model).save(str(path))
-    close(played(path)[0], wanted(model))
+    close(played(path)[0], model_actions(model))
     done = convert(str(path), str(tmp_path / "policy"), to="tf")
     assert done.written
     assert not done.open_entries
     assert not [entry for entry in done.ledger if entry.use == "assumed" and entry.what == "activation"]
     if isinstance(normalizer, nn.Identity):
-        close(played(tmp_path / "policy")[0], wanted(model))
+        close(played(tmp_path / "policy")[0], model_actions(model))
 
 
 @pytest.mark.parametrize("how", ["script", "trace"])
@@ -772,7 +772,7 @@ def test_torchscript_flattens_and_has_layers_without_bias(model: nn.Module, how:
     path = tmp_path / "policy.pt"
     script = torch.jit.script(model) if how == "script" else torch.jit.trace(model, torch.zeros(1, 3))
     script.save(str(path))
-    close(played(path)[0], wanted(model))
+    close(played(path)[0], model_actions(model))
 
 
 @pytest.mark.parametrize(
@@ -810,11 +810,11 @@ def test_a_sequential_of_names_is_played_in_its_own_order(tmp_path: Path) -> Non
     for names in ("abfgdec", "acdbefg"):
         named = nn.Sequential(OrderedDict(zip([f"l_{n}" for n in names], layers, strict=True))).eval()
         torch.save(named, tmp_path / "a.pt")
-        close(played(tmp_path / "a.pt", AgentFacts(action_low=-9, action_high=9))[0], wanted(named))
+        close(played(tmp_path / "a.pt", AgentFacts(action_low=-9, action_high=9))[0], model_actions(named))
     shared = nn.Tanh()
     twice = nn.Sequential(OrderedDict(z=layers[0], y=shared, x=layers[2], w=shared, v=layers[6])).eval()
     torch.save(twice, tmp_path / "a.pt")
-    close(played(tmp_path / "a.pt", AgentFacts(action_low=-9, action_high=9))[0], wanted(twice))
+    close(played(tmp_path / "a.pt", AgentFacts(action_low=-9, action_high=9))[0], model_actions(twice))
 
 
 @pytest.mark.parametrize("activation", [nn.GELU("tanh"), nn.Softplus(1, 0.1), nn.Softplus(2), nn.Softsign()])
@@ -836,7 +836,7 @@ def test_a_pickled_activation_with_arguments_is_computed_and_not_replaced(
     layers = [nn.Linear(3, 8), nn.Tanh() if last else activation, nn.Linear(8, 1), activation]
     model = nn.Sequential(*layers[: 4 if last else 3])
     path = saved(tmp_path / "a.pt", model)
-    close(played(path)[0], wanted(model))
+    close(played(path)[0], model_actions(model))
     with pytest.raises(UsageError):
         played(path, GIVEN)
 
@@ -869,7 +869,7 @@ def test_numbers_beside_a_network_bound_its_actions(
     facts = AgentFacts(activations="relu", head="affine")
     known = restore_agent(str(path), facts=facts).known
     assert (known.action_low, known.action_high) == ([low], [high])
-    close(played(path, facts)[0], wanted(model) / 2 * (high - low) / 2 + (high + low) / 2)
+    close(played(path, facts)[0], model_actions(model) / 2 * (high - low) / 2 + (high + low) / 2)
 
 
 @pytest.mark.parametrize(
@@ -909,7 +909,7 @@ def test_a_sequential_of_named_parts_computes_in_the_order_of_the_file(tmp_path:
     ]
     for names in (("in", "t", "b", "e", "a", "r", "out"), "9876543", ("a1", "b", "a2", "c", "a3", "d", "z")):
         model = nn.Sequential(OrderedDict(zip(names, parts, strict=True)))
-        close(played(saved(tmp_path / "a.pt", model))[0], wanted(model))
+        close(played(saved(tmp_path / "a.pt", model))[0], model_actions(model))
 
 
 @pytest.mark.parametrize(
@@ -934,7 +934,7 @@ def test_an_activation_with_other_arguments_is_not_taken_for_the_plain_one(
 def test_a_pickled_activation_keeps_its_function(activation: nn.Module, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 8), activation, nn.Linear(8, 1))
     actions, _ = played(saved(tmp_path / "a.pt", model))
-    close(actions, wanted(model))
+    close(actions, model_actions(model))
 
 
 class _Forms:
@@ -961,11 +961,11 @@ def test_a_conversion_carries_recorded_activations_into_the_sidecar(
     source, options = form(model, tmp_path), ("--to", "tf") if target == "b" else ()
     ran = in_process("convert", source, tmp_path / target, *options)
     assert ran.status == 0, ran.err
-    close(played(tmp_path / target)[0], wanted(model))
+    close(played(tmp_path / target)[0], model_actions(model))
     if target in ("b.weights.h5", "b"):  # the others keep the module's own attributes
         again = in_process("convert", tmp_path / target, tmp_path / "again.pt")
         assert again.status == 0, again.err
-        close(played(tmp_path / "again.pt")[0], wanted(model))
+        close(played(tmp_path / "again.pt")[0], model_actions(model))
 
 
 @pytest.mark.parametrize("name", ["action_head", "actions", "fc_logits", "action_probs"])
@@ -1089,7 +1089,7 @@ def test_a_given_fact_wins_over_the_activations_that_a_conversion_carries(tmp_pa
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
     ran = in_process("convert", saved(tmp_path / "a.pt", model), tmp_path / "b.npz", "--activation", "relu")
     assert ran.status == 0, ran.err
-    close(played(tmp_path / "b.npz")[0], wanted(nn.Sequential(model[0], nn.ReLU(), model[2])))
+    close(played(tmp_path / "b.npz")[0], model_actions(nn.Sequential(model[0], nn.ReLU(), model[2])))
 
 
 def test_activations_are_not_carried_to_layers_of_another_order(tmp_path: Path) -> None:
@@ -1104,7 +1104,7 @@ def test_activations_are_not_carried_to_layers_of_another_order(tmp_path: Path) 
     ]
     model = nn.Sequential(OrderedDict(zip("0546321", parts, strict=True)))
     source = saved(tmp_path / "a.pt", model)
-    close(played(source)[0], wanted(model))
+    close(played(source)[0], model_actions(model))
     assert in_process("convert", source, tmp_path / "b.weights.h5").status == 0
     with pytest.raises(UsageError):  # the order of the names is another one
         played(tmp_path / "b.weights.h5", GIVEN)
@@ -1196,7 +1196,7 @@ def test_an_export_names_its_command_too_and_records_what_was_given(tmp_path: Pa
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(str(target))
     (actions,) = session.run(None, {session.get_inputs()[0].name: observations()})
-    close(actions, wanted(model))
+    close(actions, model_actions(model))
 
 
 def test_returns_are_those_of_a_torch_loop(tmp_path: Path) -> None:
@@ -1225,7 +1225,7 @@ def test_facts_given_to_a_conversion_play_its_target(tmp_path: Path) -> None:
         ckpttool.convert(str(path), str(tmp_path / target), to=to, env=TASK, facts=facts)
         receipt = json.loads((tmp_path / f"{target}.ckpttool.json").read_text())
         assert {receipt["provenance"][n] for n in ("head", "activations", "action_low", "env")} == {"given"}
-        close(played(tmp_path / target)[0], wanted(model))
+        close(played(tmp_path / target)[0], model_actions(model))
     done = in_process("verify", path, tmp_path / "b.safetensors", "--json")
     assert done.status == 0, done.err
 

@@ -160,9 +160,9 @@ def torch_gru() -> tuple[Any, Network]:
     return cell, builder.done()
 
 
-@pytest.mark.parametrize("made", [lambda: torch_lstm(1), lambda: torch_lstm(2), torch_gru])
-def test_cells_of_torch(backend: Any, made: Callable[[], tuple[Any, Network]]) -> None:
-    cell, network = made()
+@pytest.mark.parametrize("factory", [lambda: torch_lstm(1), lambda: torch_lstm(2), torch_gru])
+def test_cells_of_torch(backend: Any, factory: Callable[[], tuple[Any, Network]]) -> None:
+    cell, network = factory()
     obs = normal(STEPS, BATCH, OBS)
     expected = numbers(cell(torch.tensor(obs.transpose(1, 0, 2)))[0])
     policy, state = backend.build(network), ()

@@ -682,12 +682,12 @@ HOSTILE = "</script><script>alert(1)</script>\x1b[31m\u202e[bold]x[/bold] <b>&\"
 class Tags(html.parser.HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.seen: set[str] = set()
+        self.tags: set[str] = set()
         self.depth = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert {name for name, _ in attrs} <= {"style", "open"}
-        self.seen.add(tag)
+        self.tags.add(tag)
         self.depth += 1
 
     def handle_endtag(self, tag: str) -> None:
@@ -698,7 +698,7 @@ def tags(text: str) -> set[str]:
     parser = Tags()
     parser.feed(text)
     assert parser.depth == 0
-    return parser.seen
+    return parser.tags
 
 
 def hostile() -> ckpttool.Checkpoint:

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("command", "status", "said"),
+    ("command", "status", "message"),
     [
         ("inspect one.npz", 0, r" +parameters +size\na +float64\[2\].*\n"),
         ("inspect one.npz --graph one.dot", 0, r"wrote one\.dot\n"),
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("report one.npz --out one.html", 0, r"wrote one\.html\n"),
     ],
 )
-def test_only_what_was_asked_for_is_printed(command: str, status: int, said: str, folder: Path) -> None:
+def test_only_what_was_asked_for_is_printed(command: str, status: int, message: str, folder: Path) -> None:
     ran = in_process(*command.split(), "--quiet", cwd=folder)
     assert ran.status == status, ran.err
-    assert re.fullmatch(said, ran.out), ran.out
+    assert re.fullmatch(message, ran.out), ran.out

@@ -74,16 +74,16 @@ def largest(checkpoint: ckpttool.Checkpoint):
     return max((leaf for _, leaf in checkpoint.tree.tensors()), key=lambda leaf: leaf.nbytes)
 
 
-def sparse(file: Path, count: int = 80, each: int = 1 << 25) -> None:
+def sparse(file: Path, count: int = 80, number: int = 1 << 25) -> None:
     """Write a safetensors file of zeros that nobody has written."""
     header = {
-        f"l{n}": {"dtype": "F32", "shape": [each], "data_offsets": [4 * each * n, 4 * each * (n + 1)]}
+        f"l{n}": {"dtype": "F32", "shape": [number], "data_offsets": [4 * number * n, 4 * number * (n + 1)]}
         for n in range(count)
     }
     text = json.dumps(header).encode()
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
-        stream.truncate(8 + len(text) + 4 * each * count)
+        stream.truncate(8 + len(text) + 4 * number * count)
 
 
 # The hub
@@ -333,7 +333,7 @@ def test_what_is_browsed_may_lie_elsewhere(samples: Site, tmp_path: Path) -> Non
 
     shutil.make_archive(str(tmp_path / "a"), "zip", SAMPLES)
 
-    async def told(played: Played) -> None:
+    async def stated(played: Played) -> None:
         assert "ckpt-15000" in played.lines()[0]
         assert "zip:" not in played.lines()[0]
         played.to("policy/actor/l1/bias")
@@ -344,7 +344,7 @@ def test_what_is_browsed_may_lie_elsewhere(samples: Site, tmp_path: Path) -> Non
         f"{samples.url}/td3_pendulum_tf/ckpt-15000",
         f"zip://td3_pendulum_tf/ckpt-15000::{tmp_path}/a.zip",
     ):
-        play(told, url)
+        play(stated, url)
 
 
 def test_a_store_that_fails_is_asked_once(bucket: Site) -> None:

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("report")
 
 
-def made(folder: Path, name: str, *arguments: object) -> tuple[Page, dict[str, Any]]:
+def written_page(folder: Path, name: str, *arguments: object) -> tuple[Page, dict[str, Any]]:
     """Write a report; return the page taken apart and the document."""
     ran = in_process("report", *arguments, "--out", folder / name, "--force", "--json")
     assert ran.status == 0, ran.out
@@ -46,7 +46,7 @@ def made(folder: Path, name: str, *arguments: object) -> tuple[Page, dict[str, A
 
 @pytest.fixture(scope="module")
 def sample(folder: Path) -> Page:
-    return made(folder, "sample.html", TF_SAMPLE)[0]
+    return written_page(folder, "sample.html", TF_SAMPLE)[0]
 
 
 # --- One checkpoint ---------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def test_everything_that_is_known_of_the_file_is_said(sample: Page) -> None:
 
 
 def test_the_same_checkpoint_gives_the_same_bytes(sample: Page, folder: Path) -> None:
-    made(folder, "again.html", TF_SAMPLE)
+    written_page(folder, "again.html", TF_SAMPLE)
     assert (folder / "again.html").read_bytes() == (folder / "sample.html").read_bytes()
 
 
@@ -139,7 +139,7 @@ def test_whatever_is_in_it_there_is_a_page(
     content: dict[str, object], shown: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "x.pkl").write_bytes(pickle.dumps(content))
-    page, document = made(tmp_path, "x.html", tmp_path / "x.pkl")
+    page, document = written_page(tmp_path, "x.html", tmp_path / "x.pkl")
     assert list(page.rows) == shown
     assert document["tensors"] + document["values"] == len(shown)
 
@@ -170,7 +170,7 @@ def test_its_policy_lets_only_its_own_script_and_style_count(sample: Page) -> No
 
 
 def test_hostile_names_are_text(tmp_path: Path, sample: Page) -> None:
-    page, document = made(tmp_path, "hostile.html", write_hostile(tmp_path / "hostile.pkl"))
+    page, document = written_page(tmp_path, "hostile.html", write_hostile(tmp_path / "hostile.pkl"))
     assert [tag for tag, _ in page.elements].count("script") == 3 == len(page.scripts)
     shown = [row["path"] for row in page.data["rows"]]
     for name in HOSTILE.values():
@@ -259,7 +259,7 @@ def test_many_tensors_have_smaller_pictures() -> None:
 
 
 def test_what_differs_is_listed_and_marked(folder: Path) -> None:
-    page, document = made(folder, "two.html", EARLY, TORCH_SAMPLE)
+    page, document = written_page(folder, "two.html", EARLY, TORCH_SAMPLE)
     known = in_process("diff", EARLY, TORCH_SAMPLE, "--json").json()
     assert document["changes"] == len(known["changed"]) == len(page.data["changes"])
     assert [item["path"] for item in page.data["changes"]] == [entry["path"] for entry in known["changed"]]
@@ -274,7 +274,7 @@ def test_what_differs_is_listed_and_marked(folder: Path) -> None:
 
 
 def test_both_sides_of_a_change_are_measured_in_the_same_bins(folder: Path) -> None:
-    page, _ = made(folder, "sides.html", EARLY, TORCH_SAMPLE)
+    page, _ = written_page(folder, "sides.html", EARLY, TORCH_SAMPLE)
     sides = [ckpttool.open(str(path)) for path in (EARLY, TORCH_SAMPLE)]
     for path in ("critic/q1/l2/weight", "actor_optimizer/state/0/exp_avg"):
         arrays = [side[path].numpy() for side in sides]
@@ -319,7 +319,7 @@ def test_networks_of_both_are_shown_where_they_differ(tmp_path: Path) -> None:
     unlike = pages.gather_contents(str(TORCH_SAMPLE), str(tmp_path / "other.npz"), inputs=inputs)
     assert unlike.others is not None
     assert unlike.others.boxes == ()
-    page, _ = made(tmp_path, "unlike.html", TORCH_SAMPLE, tmp_path / "other.npz")
+    page, _ = written_page(tmp_path, "unlike.html", TORCH_SAMPLE, tmp_path / "other.npz")
     ids = [attributes.get("id") for _, attributes in page.elements]
     assert "networks-a" in ids
     assert "networks-b" in ids
@@ -339,14 +339,14 @@ def test_layers_that_a_model_describes_are_on_its_page(
 ) -> None:
     entries = [{"class_name": "InputLayer", "config": {"batch_shape": [None, 4]}}, layer]
     file = keras_file(tmp_path, {"class_name": "Sequential", "config": {"name": "m", "layers": entries}})
-    page, _ = made(tmp_path, "model.html", file)
+    page, _ = written_page(tmp_path, "model.html", file)
     ids = [attributes.get("id") for _, attributes in page.elements]
     assert "networks" in ids or not shown
     assert layer["class_name"] == "Sequential" or layer["class_name"] in page.words
 
 
 def test_across_frameworks_the_marks_are_on_the_first_ones_own_paths(folder: Path) -> None:
-    page, document = made(folder, "meaning.html", TF_SAMPLE.with_name("ckpt-12500"), TORCH_SAMPLE)
+    page, document = written_page(folder, "meaning.html", TF_SAMPLE.with_name("ckpt-12500"), TORCH_SAMPLE)
     marked = [path for path, row in page.rows.items() if "change" in row]
     assert "policy/actor/l1/kernel" in marked
     change = page.data["changes"][page.rows["policy/actor/l1/kernel"]["change"]]
@@ -355,7 +355,7 @@ def test_across_frameworks_the_marks_are_on_the_first_ones_own_paths(folder: Pat
 
 
 def test_identical_is_said(folder: Path) -> None:
-    page, document = made(folder, "same.html", TORCH_SAMPLE, TORCH_SAMPLE)
+    page, document = written_page(folder, "same.html", TORCH_SAMPLE, TORCH_SAMPLE)
     assert document["changes"] == 0
     assert "Identical: 90 tensors" in page.words
 
@@ -366,7 +366,7 @@ def test_what_one_side_has_alone_and_other_shapes(tmp_path: Path) -> None:
         ("b.npz", {"same": np.ones(3), "new": np.ones(2), "shape": np.ones((3, 2))}),
     ):
         np.savez(tmp_path / name, **entries)
-    page, _ = made(tmp_path, "alone.html", tmp_path / "a.npz", tmp_path / "b.npz")
+    page, _ = written_page(tmp_path, "alone.html", tmp_path / "a.npz", tmp_path / "b.npz")
     assert page.rows["gone"]["change"] == -1
     assert page.data["changes"][page.rows["shape"]["change"]]["sentence"] == "float64[2, 3] → float64[3, 2]"
     assert "change" not in page.rows["same"]
@@ -388,8 +388,8 @@ def test_rows_of_entries_only_in_b_are_those_of_its_own_page(folder: Path) -> No
     }
     np.savez(whole / "all.npz", **arrays)
     np.savez(whole / "a.npz", **{name: array for name, array in arrays.items() if name.startswith("a")})
-    alone, _ = made(folder, "b-alone.html", whole / "all.npz")
-    both, _ = made(folder, "b-both.html", whole / "a.npz", whole / "all.npz")
+    alone, _ = written_page(folder, "b-alone.html", whole / "all.npz")
+    both, _ = written_page(folder, "b-both.html", whole / "a.npz", whole / "all.npz")
     for name, row in alone.rows.items():
         if not name.startswith("b"):
             continue
@@ -426,19 +426,19 @@ def test_the_conversion_is_told_from_the_receipt_or_from_its_document(tmp_path: 
     target = tmp_path / "agent.pt"
     saved = in_process("convert", TF_SAMPLE, target, "--json", "--no-verify")
     (tmp_path / "convert.json").write_text(saved.out)
-    page, document = made(tmp_path, "a.html", target)
+    page, document = written_page(tmp_path, "a.html", target)
     assert document["conversion"]
     assert "94 moves" in page.words
     assert " ".join(("policy/actor/l1/kernel", "transpose", "actor/l1/weight")) in page.words
     assert receipt_verdict(page) == "good"
-    page, _ = made(tmp_path, "b.html", target, "--conversion", tmp_path / "convert.json")
+    page, _ = written_page(tmp_path, "b.html", target, "--conversion", tmp_path / "convert.json")
     assert "94 moves" in page.words
     assert receipt_verdict(page) == "good"
     # That of other weights is shown as such, and found beside the file it is a finding as well.
-    page, _ = made(tmp_path, "c.html", EARLY, "--conversion", f"{target}.ckpttool.json")
+    page, _ = written_page(tmp_path, "c.html", EARLY, "--conversion", f"{target}.ckpttool.json")
     assert receipt_verdict(page) == "bad"
     shutil.copy(EARLY, target)
-    page, document = made(tmp_path, "d.html", target)
+    page, document = written_page(tmp_path, "d.html", target)
     golden("\n".join(text.strip() for text in page.text if "sidecar" in text))
     assert document["findings"] == 3  # and what the sidecar stated
 
@@ -450,7 +450,7 @@ def test_returns_and_learning_curves_are_shown(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(in_process("eval", TORCH_SAMPLE.parent, *options).out)
     (tmp_path / "one.json").write_text(in_process("eval", TORCH_SAMPLE, *options).out)
     files = [word for name in ("run", "one") for word in ("--eval", tmp_path / f"{name}.json")]
-    page, document = made(tmp_path, "r.html", TORCH_SAMPLE, *files)
+    page, document = written_page(tmp_path, "r.html", TORCH_SAMPLE, *files)
     assert document["evaluations"] == 7
     assert "7 checkpoints" in page.words
     one = json.loads((tmp_path / "one.json").read_text())
@@ -460,9 +460,9 @@ def test_returns_and_learning_curves_are_shown(tmp_path: Path) -> None:
     assert page.text.count("this checkpoint") == 2
     results = rendering.read_evaluations([str(files[3])]).results
     assert rendering.find_results([str(TORCH_SAMPLE)], results) == ({0: 0}, frozenset())
-    other, _ = made(tmp_path, "o.html", TF_SAMPLE, *files)
+    other, _ = written_page(tmp_path, "o.html", TF_SAMPLE, *files)
     assert "this checkpoint" not in other.text
-    both, _ = made(tmp_path, "b.html", EARLY, TORCH_SAMPLE, *files[:2])
+    both, _ = written_page(tmp_path, "b.html", EARLY, TORCH_SAMPLE, *files[:2])
     assert both.text.count("A") > other.text.count("A")
 
 
@@ -485,7 +485,7 @@ def test_a_logged_curve_and_numbers_that_are_none(tmp_path: Path) -> None:
     )  # fmt: skip
     section = rendering.read_evaluations([str(file)])
     assert section.curves[0].points == ((0.0, 1.0, 1.0, 1.0), (20.0, 3.0, 3.0, 3.0))
-    page, _ = made(tmp_path, "p.html", TORCH_SAMPLE, "--eval", file)
+    page, _ = written_page(tmp_path, "p.html", TORCH_SAMPLE, "--eval", file)
     assert "<i>" in page.words
     assert "logged: <b>eval" in page.words
     assert ("i", {}) not in page.elements
@@ -585,7 +585,7 @@ def test_nothing_that_was_read_is_the_target(target: str, tmp_path: Path, golden
 def test_documents_of_any_content_are_shown(option: str, content: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(json.dumps(content))
     np.savez(tmp_path / "x.npz", a=np.ones(2))
-    page, _ = made(tmp_path, "p.html", tmp_path / "x.npz", option, tmp_path / "x.json")
+    page, _ = written_page(tmp_path, "p.html", tmp_path / "x.npz", option, tmp_path / "x.json")
     assert "None" not in page.words
 
 

@@ -51,9 +51,9 @@ def document(count: int, wrong: int | None, **first: Any) -> dict[str, Any]:
     }
 
 
-def read(tmp_path: Path, found: Any, path: str = str(TORCH_SAMPLE)) -> VerificationSection:
+def read(tmp_path: Path, result: Any, path: str = str(TORCH_SAMPLE)) -> VerificationSection:
     file = tmp_path / "verification.json"
-    file.write_text(json.dumps(found), encoding="utf-8")
+    file.write_text(json.dumps(result), encoding="utf-8")
     return read_verification(str(file), path)
 
 

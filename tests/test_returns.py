@@ -34,11 +34,11 @@ def by_torch(path: Path, layers: tuple[str, ...], width: int) -> tuple[np.ndarra
     return x.numpy(), largest
 
 
-def close(found: np.ndarray, wanted: np.ndarray, scale: float) -> None:
+def close(actual: np.ndarray, expected: np.ndarray, scale: float) -> None:
     # A float32 sum of thousands is rounded by more than tanh's whole slope: its size is the scale.
-    assert found.shape == wanted.shape
-    assert np.abs(wanted).max() > 0.1
-    assert np.abs(found - wanted).max() <= 1e-6 * scale
+    assert actual.shape == expected.shape
+    assert np.abs(expected).max() > 0.1
+    assert np.abs(actual - expected).max() <= 1e-6 * scale
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ class Countdown:
     """An environment whose episode of seed s lasts `lengths[s]` steps and pays 1 + s / 10 for each."""
 
     lengths = (7, 1, 4, 2, 9, 3, 5, 1)
-    made = 0
+    created = 0
 
     def __init__(self, low: float = -1, high: float = 1, dtype: type = np.float32) -> None:
         from gymnasium.spaces import Box
@@ -98,7 +98,7 @@ class Countdown:
         self.observation_space = Box(-100, 100, (2,), np.float32)
         self.action_space = Box(low, high, (1,), dtype)
         self.actions: list[np.ndarray] = []
-        type(self).made += 1
+        type(self).created += 1
 
     def reset(self, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
         self.seed, self.left = seed, self.lengths[seed]
@@ -188,9 +188,9 @@ class TestOrder:
         assert policy.shapes == {(5, 2)}
 
     def test_idle_rows_get_no_environment(self) -> None:
-        before = Countdown.made
+        before = Countdown.created
         rollout(Linear(0, 0), GymVector(Countdown, 50), episodes=2)
-        assert Countdown.made - before == 2
+        assert Countdown.created - before == 2
 
     def test_the_policy_sees_every_observation(self) -> None:
         observations: list[list[float]] = []
@@ -212,19 +212,19 @@ class TestOrder:
     def test_memory_begins_anew_with_every_episode(self) -> None:
         class Counter:
             device = "cpu"
-            seen: list[list[float]] = []  # noqa: RUF012
+            observations: list[list[float]] = []  # noqa: RUF012
 
             def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
                 memory = state[0] if state else np.zeros((len(obs), 1), np.float32)
-                self.seen.append(memory[:, 0].tolist())
+                self.observations.append(memory[:, 0].tolist())
                 after = memory + 1
                 after.flags.writeable = False
                 return np.zeros((len(obs), 1), np.float32), (after,)
 
         rollout(Counter(), GymVector(Countdown, 2), episodes=3)
         # Row 0 plays episode 0 (7 steps); row 1 plays episode 1 (1 step), then episode 2 (4 steps).
-        assert [memory[0] for memory in Counter.seen] == [0, 1, 2, 3, 4, 5, 6]
-        assert [memory[1] for memory in Counter.seen][:5] == [0, 0, 1, 2, 3]
+        assert [memory[0] for memory in Counter.observations] == [0, 1, 2, 3, 4, 5, 6]
+        assert [memory[1] for memory in Counter.observations][:5] == [0, 0, 1, 2, 3]
 
 
 class TestLimits:

@@ -153,8 +153,8 @@ def test_colors_follow_the_numbers() -> None:
 # --- Which checkpoints are the run ------------------------------------------------------------------
 
 
-def names(found: Any) -> list[str]:
-    return [] if found is None else [Path(member.path).name for member in found.members]
+def names(result: Any) -> list[str]:
+    return [] if result is None else [Path(member.path).name for member in result.members]
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
@@ -565,12 +565,12 @@ def test_hostile_names_stay_text(tmp_path: Path, sample: tuple[Page, dict[str, A
 
 def test_small_parameters_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(tmp_path / "run", *({"l/w": np.full(4, float(k)), "l/b": np.ones(2)} for k in range(4)))
-    found = find_run(str(run))
+    result = find_run(str(run))
     read: list[str] = []
     real = Leaf.values
     monkeypatch.setattr(Leaf, "values", lambda leaf: read.append(leaf.key) or real(leaf))
-    assert found is not None
-    (layer,) = follow_run(found).layers
+    assert result is not None
+    (layer,) = follow_run(result).layers
     assert layer.changes == (None, 2.0, 2.0, 2.0)
     assert sorted(read) == ["l/b"] * 4 + ["l/w"] * 4
 

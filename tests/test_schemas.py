@@ -172,8 +172,8 @@ def shared(name: str) -> set[str]:
 
 
 def test_the_words_are_those_of_the_program() -> None:
-    kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)]
-    assert shared("kind") == {each.kind for each in kinds}
+    kinds = [item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, Exception)]
+    assert shared("kind") == {item.kind for item in kinds}
     assert shared("role") == set(get_args(Role))
     assert set(stored("common")["$defs"]["finding"]["properties"]["topic"]["enum"]) == set(get_args(Topic))
     scores = stored("sidecar")["properties"]["choices"]["properties"]["scores"]
@@ -186,7 +186,7 @@ def test_the_words_are_those_of_the_program() -> None:
     assert set(matched["confidence"]["enum"]) == set(CONFIDENCE.values())
     assert set(stored("diff")["properties"]["by"]["enum"]) == set(get_args(By))
     pattern = stored("common")["$defs"]["dtype"]["pattern"]
-    assert all(re.search(pattern, each.name) for each in dtypes.TABLE)
+    assert all(re.search(pattern, item.name) for item in dtypes.TABLE)
 
 
 def described(schema: Any) -> Iterator[str]:

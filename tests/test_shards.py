@@ -420,7 +420,7 @@ def interrupted(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -
     return target
 
 
-def interrupt(source: Path, made: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+def interrupt(source: Path, output: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
     write = ShardTask._write
 
     def fail(self: ShardTask, *arguments: Any) -> Any:
@@ -431,11 +431,11 @@ def interrupt(source: Path, made: Path, monkeypatch: pytest.MonkeyPatch, **optio
     with monkeypatch.context() as patched:
         patched.setattr(ShardTask, "_write", fail)
         with pytest.raises(KeyboardInterrupt):
-            convert(str(source), str(made / NAME), **options)
+            convert(str(source), str(output / NAME), **options)
 
 
-def working_folder(made: Path) -> Path:
-    (only,) = made.iterdir()
+def working_folder(output: Path) -> Path:
+    (only,) = output.iterdir()
     return only
 
 

@@ -52,15 +52,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # --- Files without a network -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["agent/vecnormalize.pkl", "vecnormalize.pkl", "vec_normalize.pkl"])
+@pytest.mark.parametrize("location", ["agent/vecnormalize.pkl", "vecnormalize.pkl", "vec_normalize.pkl"])
 @pytest.mark.parametrize("to", ["tf", "torch", "keras"])
-def test_statistics_point_to_their_agent(folder: Path, place: str, to: str) -> None:
+def test_statistics_point_to_their_agent(folder: Path, location: str, to: str) -> None:
     sb3.td3_agent(folder / "agent.zip")
-    Path(place).parent.mkdir(exist_ok=True)
-    sb3.statistics(Path(place))
-    error = refused(place, to=to)
+    Path(location).parent.mkdir(exist_ok=True)
+    sb3.statistics(Path(location))
+    error = refused(location, to=to)
     assert isinstance(error, MappingError)
-    assert error.file == place
+    assert error.file == location
     assert followed(error, folder).status == 0
     assert {part.component for part in restore_agent("out").binding.parts} >= {"actor", "critic"}
 

@@ -404,7 +404,7 @@ def test_the_policy_and_the_simulator_share_a_device(module: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("replaced", "found"),
+    ("replaced", "result"),
     [
         ({"step": lambda self, s, a: ((s[0], s[0]), s[0], None)}, "float64 [3] on cpu, float64 [3] on cpu"),
         ({"step": lambda self, s, a: ((s[0].float(),), s[0], None)}, "float32 [3] on cpu"),
@@ -416,7 +416,7 @@ def test_the_policy_and_the_simulator_share_a_device(module: Path) -> None:
     ],
 )
 def test_a_program_that_does_not_fit_is_refused(
-    module: Path, replaced: dict[str, Any], found: str, monkeypatch: pytest.MonkeyPatch
+    module: Path, replaced: dict[str, Any], result: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import own_simulator  # type: ignore[import-not-found]  # written by the fixture
 
@@ -424,7 +424,7 @@ def test_a_program_that_does_not_fit_is_refused(
         monkeypatch.setattr(own_simulator.Program, name, value)
     with pytest.raises((EnvironmentMismatchError, UsageError)) as refusal:
         play("program", 2, RolloutSpec(2))
-    assert found in str(refusal.value.found)
+    assert result in str(refusal.value.found)
 
 
 def test_a_member_at_fault_does_not_take_the_others_along(module: Path, golden: Golden) -> None:
@@ -440,10 +440,10 @@ def test_a_simulator_that_writes_its_tensors_in_place_is_played(module: Path) ->
 
     class InPlace(own_simulator.Simulator):  # type: ignore[misc]
         def obs(self) -> Any:
-            if not hasattr(self, "held"):
-                self.held = torch.zeros(len(self.rows), 3)
-            self.held.copy_(super().obs())
-            return self.held
+            if not hasattr(self, "state"):
+                self.state = torch.zeros(len(self.rows), 3)
+            self.state.copy_(super().obs())
+            return self.state
 
     with environments.make_vector_env("own_simulator:Simulator", 3, engine="device", trusted=True) as plain:
         (expected,) = rollouts(torch_policy(chain(3, dense(3, 1))), plain, RolloutSpec(9))
@@ -453,7 +453,7 @@ def test_a_simulator_that_writes_its_tensors_in_place_is_played(module: Path) ->
             (rollout,) = rollouts(torch_policy(chain(3, dense(3, 1))), vector, RolloutSpec(9))
             np.testing.assert_array_equal(rollout.returns, expected.returns)
         simulator: Any = vector.task._task  # type: ignore[attr-defined]
-        simulator.held.zero_()  # outside of the rollout too
+        simulator.state.zero_()  # outside of the rollout too
         assert simulator.seeds
 
 
@@ -511,7 +511,7 @@ def test_a_graph_of_several_steps_plays_the_same(
     from ckpttool.evaluation import torch_rollout
     from ckpttool.networks import torch_programs
 
-    def captured(body: Any, _place: Any) -> tuple[Replay, None]:
+    def captured(body: Any, _position: Any) -> tuple[Replay, None]:
         for _ in range(4):
             body()
         return Replay(body, broken=broken), None

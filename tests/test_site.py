@@ -179,7 +179,7 @@ wrote b.pt
 
 
 @pytest.mark.parametrize(
-    ("shown", "made"),
+    ("shown", "output"),
     [
         ("", PRINTED),
         (PRINTED, PRINTED),
@@ -192,8 +192,8 @@ wrote b.pt
         ("note: three\nsaved b.pt\n", "...\nnote: three\nwrote b.pt\n"),
     ],
 )
-def test_a_screen_is_made_of_what_is_printed(shown: str, made: str) -> None:
-    assert fitted(shown, PRINTED) == made
+def test_a_screen_is_made_of_what_is_printed(shown: str, output: str) -> None:
+    assert fitted(shown, PRINTED) == output
 
 
 @pytest.mark.parametrize(

@@ -95,11 +95,11 @@ def test_a_file_that_changed_is_not_read(file: File, data: bytes, golden: Golden
     golden(caught.value)
 
 
-@pytest.mark.parametrize("place", ["local", "elsewhere"])
+@pytest.mark.parametrize("location", ["local", "elsewhere"])
 def test_bytes_beyond_the_end_are_given_no_room(
-    file: File, place: str, monkeypatch: pytest.MonkeyPatch
+    file: File, location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if place == "elsewhere":
+    if location == "elsewhere":
         monkeypatch.setitem(filesystem._MOUNTED, file.path, object())
     with pytest.raises(TruncatedError):
         Span(file, 0, 1 << 62).read()

@@ -65,7 +65,7 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[float]]]:
+def agents_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[float]]]:
     """Return a folder with agents, and their returns by name."""
     folder = tmp_path_factory.mktemp("spaces")
     return folder, warm_sb3.built(PROGRAM, folder)
@@ -100,9 +100,9 @@ def follow(ran: Ran) -> Ran:
 @pytest.mark.parametrize("algorithm", ["SAC", "PPO", "TD3"])
 @pytest.mark.parametrize("wrapper", ["action", "observation", "both"])
 def test_rescaled_spaces_are_refused_and_the_hint_plays_as_in_training(
-    made: Any, algorithm: str, wrapper: str, kind: str, tmp_path: Path
+    agents_folder: Any, algorithm: str, wrapper: str, kind: str, tmp_path: Path
 ) -> None:
-    folder, returns = made
+    folder, returns = agents_folder
     ran = play(form(folder, f"{algorithm}_{wrapper}", kind, tmp_path))
     for _ in range(2 if wrapper == "both" else 1):
         ran = follow(ran)
@@ -115,10 +115,10 @@ def test_rescaled_spaces_are_refused_and_the_hint_plays_as_in_training(
 
 @pytest.mark.parametrize("wrapper", ["action", "observation"])
 def test_an_exported_graph_is_not_played_in_the_raw_environment(
-    made: Any, wrapper: str, tmp_path: Path
+    agents_folder: Any, wrapper: str, tmp_path: Path
 ) -> None:
     pytest.importorskip("onnx")
-    folder, returns = made
+    folder, returns = agents_folder
     target = tmp_path / "agent.onnx"
     assert in_process("convert", folder / f"SAC_{wrapper}.zip", target, "--to", "onnx").status == 0
     ran = play(target)
@@ -131,9 +131,9 @@ def test_an_exported_graph_is_not_played_in_the_raw_environment(
 @pytest.mark.parametrize("algorithm", ["SAC", "PPO", "TD3"])
 @pytest.mark.parametrize("wrapper", ["plain", "stack"])
 def test_equal_spaces_play_without_a_word(
-    made: Any, algorithm: str, wrapper: str, kind: str, tmp_path: Path
+    agents_folder: Any, algorithm: str, wrapper: str, kind: str, tmp_path: Path
 ) -> None:
-    folder, returns = made
+    folder, returns = agents_folder
     path = form(folder, f"{algorithm}_{wrapper}", kind, tmp_path)
     stack = () if wrapper == "plain" else ("--wrapper", "FrameStackObservation:stack_size=3")
     ran = play(path, *stack)
@@ -143,8 +143,8 @@ def test_equal_spaces_play_without_a_word(
 
 
 @pytest.mark.parametrize("kind", ["zip", "pt"])
-def test_unbounded_observations_of_training_decide(made: Any, kind: str, tmp_path: Path) -> None:
-    folder, _ = made
+def test_unbounded_observations_of_training_decide(agents_folder: Any, kind: str, tmp_path: Path) -> None:
+    folder, _ = agents_folder
     path = form(folder, "SAC_normalize", kind, tmp_path)
     ran = play(path)
     assert ran.status == 1
@@ -156,23 +156,23 @@ def test_unbounded_observations_of_training_decide(made: Any, kind: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["SAC_action", "SAC_observation", "SAC_normalize"])
-def test_that_no_wrapper_is_given_is_a_statement(made: Any, name: str) -> None:
-    ran = play(made[0] / f"{name}.zip", "--wrapper", "none")
+def test_that_no_wrapper_is_given_is_a_statement(agents_folder: Any, name: str) -> None:
+    ran = play(agents_folder[0] / f"{name}.zip", "--wrapper", "none")
     assert ran.status == 0
     assert "bounds" in " ".join(ran.json()["notes"])
 
 
-def test_given_bounds_replace_stored_ones_and_both_are_named(made: Any) -> None:
-    ran = play(made[0] / "SAC_action.zip", "--bounds", "-2", "2")
+def test_given_bounds_replace_stored_ones_and_both_are_named(agents_folder: Any) -> None:
+    ran = play(agents_folder[0] / "SAC_action.zip", "--bounds", "-2", "2")
     assert ran.status == 0
     assert "action_low" in " ".join(ran.json()["notes"])
 
 
-def test_the_hint_repeats_given_facts(made: Any, tmp_path: Path) -> None:
-    path = made[0] / "SAC_action.zip"
+def test_the_hint_repeats_given_facts(agents_folder: Any, tmp_path: Path) -> None:
+    path = agents_folder[0] / "SAC_action.zip"
     repeated = follow(play(path, "--activation", "relu", "--head", "affine"))
     assert repeated.status == 0
-    np.testing.assert_allclose(repeated.json()["returns"], made[1]["SAC_action"], rtol=1e-4)
+    np.testing.assert_allclose(repeated.json()["returns"], agents_folder[1]["SAC_action"], rtol=1e-4)
     statistics = tmp_path / "statistics.npz"
     np.savez(statistics, mean=np.zeros(3), var=np.ones(3))
     ran = play(path, "--obs-norm", str(statistics))
@@ -180,7 +180,7 @@ def test_the_hint_repeats_given_facts(made: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["zip", "pt"])
-def test_files_keep_the_bounds_of_observations(made: Any, kind: str, tmp_path: Path) -> None:
+def test_files_keep_the_bounds_of_observations(agents_folder: Any, kind: str, tmp_path: Path) -> None:
     expected = {
         "plain": {"low": [-1.0, -1.0, -8.0], "high": [1.0, 1.0, 8.0]},
         "observation": {"low": [-1.0], "high": [1.0]},
@@ -188,7 +188,7 @@ def test_files_keep_the_bounds_of_observations(made: Any, kind: str, tmp_path: P
     }
     for name, bounds in expected.items():
         (tmp_path / name).mkdir()
-        known = restore_agent(str(form(made[0], f"TD3_{name}", kind, tmp_path / name))).known
+        known = restore_agent(str(form(agents_folder[0], f"TD3_{name}", kind, tmp_path / name))).known
         assert known.observation_space == {"library": "gymnasium", "parts": {"obs": bounds}}
         assert known.origin("observation_space") == "data/observation_space"
 

@@ -319,7 +319,7 @@ def undescribed_parameters(sources: Sources) -> set[str]:
         if sum(arg.arg not in ("self", "cls") for arg in [*node.args.args, *node.args.kwonlyargs]) > FEW
         if "Args:" not in (ast.get_docstring(node) or "")
         and f"{module_name(file)}:{node.name}" not in commands
-        if not any(ast.unparse(each).startswith("operator(") for each in node.decorator_list)
+        if not any(ast.unparse(item).startswith("operator(") for item in node.decorator_list)
     }
 
 

@@ -66,8 +66,8 @@ def pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduling, "MEMBERS", 2)
 
 
-def returns(found: Sweep) -> dict[str, list[float]]:
-    return {os.path.basename(e.checkpoint): e.rollout.returns.tolist() for e in found.evaluations}
+def returns(result: Sweep) -> dict[str, list[float]]:
+    return {os.path.basename(e.checkpoint): e.rollout.returns.tolist() for e in result.evaluations}
 
 
 def require_alike(actual: dict[str, list[float]], expected: dict[str, list[float]]) -> None:

@@ -435,17 +435,17 @@ def _restored_objects(folder: Path) -> dict[str, Any]:
     class Odd(tf.Module):
         def __init__(self, name="held"):
             super().__init__()
-            self.held = tf.Variable([1.0])
+            self.stored = tf.Variable([1.0])
             self.key = name
-            self.found = None
+            self.result = None
 
         def _serialize_to_tensors(self):
             return {self.key: tf.constant([3, 4]), "more": tf.constant(5)}
 
         def _restore_from_tensors(self, restored):
-            self.found = [restored[self.key].numpy().tolist(), int(restored["more"])]
+            self.result = [restored[self.key].numpy().tolist(), int(restored["more"])]
 
-    def made():
+    def output():
         root = tf.train.Checkpoint(
             state=Kept(),
             odd=Odd(),
@@ -459,7 +459,7 @@ def _restored_objects(folder: Path) -> dict[str, Any]:
         root.d.again = root.state
         return root
 
-    root = made()
+    root = output()
     root.state.text = '{"episodes": 12}'
     root.table.insert(["x", "yy"], [1, 2])
     root.dense.insert(tf.constant([5], tf.int64), [7.0])
@@ -470,14 +470,14 @@ def _restored_objects(folder: Path) -> dict[str, Any]:
     next(root.dataset)
     prefix = root.save(str(folder / "objects-theirs"))
     rewritten_prefix = rewritten(Path(prefix), folder / "objects-ours")
-    other = made()
+    other = output()
     other.restore(rewritten_prefix).assert_consumed()
     # TensorFlow does not find such an attribute again: it escapes the name twice to save, once to restore.
     escaped = tf.train.Checkpoint(odd=Odd("a.b/c")).save(str(folder / "escaped-theirs"))
     return {
         "theirs": [prefix, escaped],
         "state": other.state.text,
-        "odd": other.odd.found,
+        "odd": other.odd.result,
         "generator": bool(tf.reduce_all(other.generator.state == root.generator.state)),
         "table": other.table.lookup(tf.constant(["x", "yy", "z"])).numpy().tolist(),
         "dense": other.dense.lookup(tf.constant([5, 6], tf.int64)).numpy().tolist(),
@@ -494,11 +494,11 @@ def _restored_sample(folder: Path) -> dict[str, Any]:
     from td3_contract import AgentSpec  # type: ignore[import-not-found]
     from td3_tensorflow import TD3  # type: ignore[import-not-found]
 
-    def made():
+    def output():
         return TD3(AgentSpec(3, 1, 2.0, (64, 64), 1e-3, 1e-7))
 
     rewritten_prefix = rewritten(SAMPLE, folder / "sample-1")
-    first, second = made(), made()
+    first, second = output(), output()
     tf.train.Checkpoint(policy=first).restore(str(SAMPLE)).assert_consumed()
     tf.train.Checkpoint(policy=second).restore(rewritten_prefix).assert_consumed()
     obs = np.float32([0.1, -0.4, 2.0])

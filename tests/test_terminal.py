@@ -27,7 +27,7 @@ STYLE = re.compile("\x1b\\[[0-9;]*m")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def example_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the checkpoints that the examples of --help name."""
     folder = tmp_path_factory.mktemp("place")
     for name in ("agent.pt", "new.pt", "downloaded.pt"):
@@ -46,8 +46,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shown(place: Path, *words: object, **env: str) -> Ran:
-    return in_process(*words, cwd=place, env={"TERM": "xterm-256color", **env}, kind=Terminal)
+def shown(example_folder: Path, *words: object, **env: str) -> Ran:
+    return in_process(*words, cwd=example_folder, env={"TERM": "xterm-256color", **env}, kind=Terminal)
 
 
 # Of everything that is listed, one of each kind.
@@ -71,8 +71,8 @@ SEEN = [
 
 
 @pytest.mark.parametrize("words", SEEN, ids=" ".join)
-def test_it_fits_eighty_columns(place: Path, words: list[str]) -> None:
-    process = shown(place, *words, COLUMNS="80")
+def test_it_fits_eighty_columns(example_folder: Path, words: list[str]) -> None:
+    process = shown(example_folder, *words, COLUMNS="80")
     assert process.status in (0, 1), process.err
     lines = [line for line in STYLE.sub("", process.out).splitlines() if not line.startswith("next: ")]
     assert max(map(len, lines)) <= 80
@@ -81,17 +81,17 @@ def test_it_fits_eighty_columns(place: Path, words: list[str]) -> None:
 
 @pytest.mark.parametrize("words", [["inspect", "agent.pt"], ["limits"]], ids=" ".join)
 def test_colours_and_next_steps_are_for_terminals_and_for_those_who_want_them(
-    place: Path, words: list[str]
+    example_folder: Path, words: list[str]
 ) -> None:
-    assert "\x1b" in shown(place, *words).out
+    assert "\x1b" in shown(example_folder, *words).out
     for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
-        assert "\x1b" not in shown(place, *words, **env).out
-    piped = in_process(*words, cwd=place).out
+        assert "\x1b" not in shown(example_folder, *words, **env).out
+    piped = in_process(*words, cwd=example_folder).out
     assert not re.search("\x1b|next: ", piped)
     for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):
-        assert "\x1b" in in_process(*words, cwd=place, env={name: "1"}).out
-        assert "\x1b" not in in_process(*words, cwd=place, env={name: "0"}).out
-    assert "next: " not in shown(place, *words, "--quiet").out
+        assert "\x1b" in in_process(*words, cwd=example_folder, env={name: "1"}).out
+        assert "\x1b" not in in_process(*words, cwd=example_folder, env={name: "0"}).out
+    assert "next: " not in shown(example_folder, *words, "--quiet").out
 
 
 @pytest.mark.parametrize(
@@ -115,14 +115,15 @@ def test_a_command_in_a_hint_is_one_line(
     assert any(line.removeprefix("hint: ").strip() == command.format(path) for line in printed)
 
 
-def test_a_wide_terminal_is_used(place: Path) -> None:
+def test_a_wide_terminal_is_used(example_folder: Path) -> None:
     narrow, wide = (
-        shown(place, "inspect", "runs/ckpt-15000", COLUMNS=width, LINES="200").out for width in ("80", "200")
+        shown(example_folder, "inspect", "runs/ckpt-15000", COLUMNS=width, LINES="200").out
+        for width in ("80", "200")
     )
     assert "…" in narrow
     assert "policy/critic/q2/l2/kernel" in wide
     assert "…" not in wide
-    narrow, wide = (shown(place, "limits", COLUMNS=width).out for width in ("80", "200"))
+    narrow, wide = (shown(example_folder, "limits", COLUMNS=width).out for width in ("80", "200"))
     assert len(wide.splitlines()) < len(narrow.splitlines())
 
 
@@ -145,9 +146,9 @@ def test_long_names_lose_their_middle_on_a_terminal_and_are_whole_in_a_pipe(tmp_
 
 
 @pytest.mark.environment
-def test_a_ranking_and_a_folder_fit_whatever_their_paths_are(place: Path, tmp_path: Path) -> None:
+def test_a_ranking_and_a_folder_fit_whatever_their_paths_are(example_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
-    folder = shutil.copytree(place / "run", tmp_path / ("deep" * 15))
+    folder = shutil.copytree(example_folder / "run", tmp_path / ("deep" * 15))
     for words in (["eval", folder, "--episodes", "2", "--no-chart"], ["inspect", folder, "--depth", "1"]):
         lines = STYLE.sub("", shown(tmp_path, *words).out).splitlines()
         rows = [line for line in lines if re.search(r"…\S*ckpt-\d+", line)]
@@ -165,25 +166,25 @@ def next_of(ran: Ran) -> list[list[str]]:
 
 
 def test_a_video_is_suggested_only_where_one_can_be_written(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    example_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("imageio_ffmpeg")
     words = ("eval", "agent.pt", "--env", "Pendulum-v1", "--episodes", "1")
-    (video,) = next_of(shown(place, *words))
+    (video,) = next_of(shown(example_folder, *words))
     assert "--video" in video
 
     def refuse() -> None:
         raise MissingExtraError("no encoder")
 
     monkeypatch.setattr(video_module, "require_encoder", refuse)
-    assert next_of(shown(place, *words)) == []
+    assert next_of(shown(example_folder, *words)) == []
 
 
-def test_what_comes_next_is_said_with_the_paths_as_they_are(place: Path, tmp_path: Path) -> None:
+def test_what_comes_next_is_said_with_the_paths_as_they_are(example_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     path = tmp_path / "my agent's.pt"
-    shutil.copy(place / "agent.pt", path)
-    shutil.copy(place / "agent.pt.ckpttool.json", f"{path}.ckpttool.json")
+    shutil.copy(example_folder / "agent.pt", path)
+    shutil.copy(example_folder / "agent.pt.ckpttool.json", f"{path}.ckpttool.json")
     convert, play = next_of(shown(tmp_path, "inspect", path))
     assert convert == ["convert", str(path), "ckpt-1", "--to", "tf"]
     # They are commands that can be typed as they stand.
@@ -195,28 +196,33 @@ def test_what_comes_next_is_said_with_the_paths_as_they_are(place: Path, tmp_pat
     assert next_of(played) == [["eval", str(path), "--video", "agent.mp4"]]
     (tried,) = next_of(shown(tmp_path, "convert", path, "x.npz", "--dry-run", "--glob", "actor/**"))
     assert tried == ["convert", str(path), "x.npz"]
-    assert next_of(shown(place, "diff", "old.pt", "new.pt")) == [["verify", "old.pt", "new.pt"]]
-    assert next_of(shown(place, "diff", "agent.pt", "new.pt")) == []
-    assert next_of(shown(place, "doctor", "agent.pt")) == [["eval", "agent.pt"]]
+    assert next_of(shown(example_folder, "diff", "old.pt", "new.pt")) == [["verify", "old.pt", "new.pt"]]
+    assert next_of(shown(example_folder, "diff", "agent.pt", "new.pt")) == []
+    assert next_of(shown(example_folder, "doctor", "agent.pt")) == [["eval", "agent.pt"]]
     for where, ids in (("args.yml", []), ("", ["--env", "ID"])):
         ledger = (LedgerEntry("used", "environment", "Pendulum-v1", where, origin="" if where else "given"),)
         healthy = Diagnosis("zoo.zip", "stable_baselines3", "stable_baselines3", (), (), ledger)
         assert next_steps.after_doctor("zoo.zip", healthy) == [("eval", "zoo.zip", *ids)]
-    assert next_of(shown(place, "inspect", "new.pt"))[1] == ["eval", "new.pt", "--env", "Pendulum-v1"]
+    assert next_of(shown(example_folder, "inspect", "new.pt"))[1] == [
+        "eval",
+        "new.pt",
+        "--env",
+        "Pendulum-v1",
+    ]
 
 
-def test_a_command_with_a_long_path_is_broken_between_its_steps(place: Path, tmp_path: Path) -> None:
+def test_a_command_with_a_long_path_is_broken_between_its_steps(example_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "a_folder_with_a_name_of_thirty/another folder with a name of so many letters/runs"
     folder.mkdir(parents=True)
-    shutil.copy(place / "agent.pt", folder)
-    shutil.copy(place / "agent.pt.ckpttool.json", folder)
+    shutil.copy(example_folder / "agent.pt", folder)
+    shutil.copy(example_folder / "agent.pt.ckpttool.json", folder)
     ran = shown(tmp_path, "inspect", folder / "agent.pt")
     assert [words[1] for words in next_of(ran)] == [str(folder / "agent.pt")] * 2
 
 
 @pytest.mark.parametrize("words", [["inspect", "agent.pt"], ["inspect", "runs/ckpt-15000"], ["agent.pt"]])
-def test_a_small_terminal_shows_what_the_networks_compute(place: Path, words: list[str]) -> None:
-    lines = STYLE.sub("", shown(place, *words, COLUMNS="80", LINES="24").out).splitlines()
+def test_a_small_terminal_shows_what_the_networks_compute(example_folder: Path, words: list[str]) -> None:
+    lines = STYLE.sub("", shown(example_folder, *words, COLUMNS="80", LINES="24").out).splitlines()
     flow = next(number for number, line in enumerate(lines) if line.startswith("actor") and "obs [3]" in line)
     tree = next(number for number, line in enumerate(lines) if line.split() == ["parameters", "size"])
     assert flow < tree
@@ -240,15 +246,17 @@ def test_a_variable_forces_the_colors_of_help() -> None:
             assert (b"\x1b[1" in out) == colored, variables
 
 
-def test_a_pattern_filters_wherever_tensors_are_listed(place: Path) -> None:
+def test_a_pattern_filters_wherever_tensors_are_listed(example_folder: Path) -> None:
     for words in (["digest", "agent.pt"], ["convert", "agent.pt", "x.npz", "--dry-run"]):
-        document = in_process(*words, "--glob", "actor/l1/*", "--json", cwd=place).json()
+        document = in_process(*words, "--glob", "actor/l1/*", "--json", cwd=example_folder).json()
         paths = [leaf.get("path") or leaf["source"] for leaf in document.get("tensors") or document["mapped"]]
         assert paths == ["actor/l1/weight", "actor/l1/bias"]
-    whole = in_process("digest", "agent.pt", "--json", cwd=place).json()
-    part = in_process("digest", "agent.pt", "--glob", "actor/**", "--json", cwd=place).json()
+    whole = in_process("digest", "agent.pt", "--json", cwd=example_folder).json()
+    part = in_process("digest", "agent.pt", "--glob", "actor/**", "--json", cwd=example_folder).json()
     assert part["sha256"] == whole["sha256"]
-    assert "dry-run" in refused(in_process("convert", "agent.pt", "x.npz", "--glob", "actor/**", cwd=place))
+    assert "dry-run" in refused(
+        in_process("convert", "agent.pt", "x.npz", "--glob", "actor/**", cwd=example_folder)
+    )
 
 
 @pytest.mark.parametrize(
@@ -256,7 +264,7 @@ def test_a_pattern_filters_wherever_tensors_are_listed(place: Path) -> None:
     ["actr/**", "actor", "actor/l1/wieght", "xyz"],
 )
 def test_a_pattern_without_a_match_is_refused_with_the_closest(
-    place: Path, pattern: str, golden: Golden
+    example_folder: Path, pattern: str, golden: Golden
 ) -> None:
     texts = set()
     for words in (
@@ -265,11 +273,11 @@ def test_a_pattern_without_a_match_is_refused_with_the_closest(
         ["diff", "old.pt", "new.pt"],
         ["convert", "agent.pt", "x.npz", "--dry-run"],
     ):
-        ran = in_process(*words, "--glob", pattern, cwd=place)
+        ran = in_process(*words, "--glob", pattern, cwd=example_folder)
         refused(ran)
         texts.add(ran.err)
     golden("\n".join(sorted(texts)))
-    listed = in_process("inspect", "agent.pt", "--glob", pattern, "--json", cwd=place).json()
+    listed = in_process("inspect", "agent.pt", "--glob", pattern, "--json", cwd=example_folder).json()
     golden("\n".join(note for note in listed["notes"] if pattern in note))
 
 
@@ -294,10 +302,10 @@ def test_a_pattern_without_a_match_is_refused_with_the_closest(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_was_meant_is_said(place: Path, words: list[str], meant: str) -> None:
+def test_what_was_meant_is_said(example_folder: Path, words: list[str], meant: str) -> None:
     if words[0] == "eval":
         pytest.importorskip("gymnasium")
-    ran = in_process(*words, cwd=place)
+    ran = in_process(*words, cwd=example_folder)
     refused(ran)
     assert meant in ran.err
 
@@ -317,9 +325,9 @@ def examples() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def fresh(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fresh(example_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same folder, for what writes."""
-    return Path(shutil.copytree(place, tmp_path_factory.mktemp("fresh") / "place"))
+    return Path(shutil.copytree(example_folder, tmp_path_factory.mktemp("fresh") / "place"))
 
 
 @pytest.mark.environment

@@ -130,7 +130,7 @@ def _grouped(parameters: list[Any]) -> Any:
     return torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
 
 
-def _made(name: str, **settings: Any) -> Callable[[list[Any]], Any]:
+def _loss_factory(name: str, **settings: Any) -> Callable[[list[Any]], Any]:
     def make(parameters: list[Any]) -> Any:
         import torch
 
@@ -202,14 +202,14 @@ class StateFault:
     confirmed: bool = True
 
 
-_AMSGRAD, _MOMENTUM = _made("Adam", amsgrad=True), _made("SGD", momentum=0.9, nesterov=True)
+_AMSGRAD, _MOMENTUM = _loss_factory("Adam", amsgrad=True), _loss_factory("SGD", momentum=0.9, nesterov=True)
 _GONE = "max_exp_avg_sq"
 STATE_FAULTS = {
     "right groups": StateFault(_grouped),
     "right amsgrad": StateFault(_AMSGRAD),
     "right nesterov": StateFault(_MOMENTUM),
-    "right centered": StateFault(_made("RMSprop", centered=True, momentum=0.5)),
-    "right adagrad": StateFault(_made("Adagrad")),
+    "right centered": StateFault(_loss_factory("RMSprop", centered=True, momentum=0.5)),
+    "right adagrad": StateFault(_loss_factory("Adagrad")),
     "rate of a group": StateFault(
         _grouped, _second_group(lr=2e-3), "learning_rate of 2.weight", confirmed=False
     ),
@@ -217,7 +217,7 @@ STATE_FAULTS = {
         _grouped, _second_group(weight_decay=0.1), "weight_decay of 2.weight", confirmed=False
     ),
     "right tensors as settings": StateFault(_with_tensors),
-    "right flags": StateFault(_made("Adam"), _group(fused=True, capturable=True)),
+    "right flags": StateFault(_loss_factory("Adam"), _group(fused=True, capturable=True)),
     "right groups of betas": StateFault(_apart("Adam", betas=(0.5, 0.9))),
     "betas of a group": StateFault(
         _apart("Adam", betas=(0.5, 0.9)),
@@ -232,32 +232,40 @@ STATE_FAULTS = {
         _apart("Adam", amsgrad=True), _second_group(amsgrad=False), "amsgrad of 2.weight", scale=1e-3
     ),
     "fewer updates of a tensor": StateFault(
-        _made("Adam"), _of_one("step", lambda step: step - 2), "updates of 2.weight is 3 in A and 1 in B"
+        _loss_factory("Adam"),
+        _of_one("step", lambda step: step - 2),
+        "updates of 2.weight is 3 in A and 1 in B",
     ),
     "more updates of a tensor": StateFault(
-        _made("Adam"), _of_one("step", lambda step: step + 2), "updates of 2.weight is 3 in A and 5 in B"
+        _loss_factory("Adam"),
+        _of_one("step", lambda step: step + 2),
+        "updates of 2.weight is 3 in A and 5 in B",
     ),
     "product of momenta": StateFault(
-        _made("NAdam"), _state("mu_product", lambda mu: mu * 2), "mu_product of 0.weight"
+        _loss_factory("NAdam"), _state("mu_product", lambda mu: mu * 2), "mu_product of 0.weight"
     ),
     "state of equal shape": StateFault(
-        _made("Adam"), _exchanged("exp_avg", "exp_avg_sq"), "differs for 0.bias"
+        _loss_factory("Adam"), _exchanged("exp_avg", "exp_avg_sq"), "differs for 0.bias"
     ),
-    "exchanged moments": StateFault(_made("Adam"), _moments_exchanged, "m, a moment"),
+    "exchanged moments": StateFault(_loss_factory("Adam"), _moments_exchanged, "m, a moment"),
     "largest moment": StateFault(_AMSGRAD, _state(_GONE, lambda v: v * 0), "vhat, a moment", scale=1e-3),
     "amsgrad": StateFault(_AMSGRAD, _group(amsgrad=False), "amsgrad is True", scale=1e-3),
     "buffer": StateFault(_MOMENTUM, _state("momentum_buffer", lambda slots: slots * 0), "buffer"),
     "no buffer": StateFault(_MOMENTUM, _without, "only A contains buffer"),
     "nesterov": StateFault(_MOMENTUM, _group(nesterov=False), "nesterov is True"),
-    "maximize": StateFault(_made("Adam"), _group(maximize=True), "maximize is False"),
-    "state at rate 0": StateFault(_made("Adam", lr=0.0), _state("exp_avg", lambda m: m * 2), "m, a moment"),
-    "rate 0": StateFault(_made("Adam", lr=0.0), error="no weight of A or B moves"),
-    "no gradient": StateFault(_made("Adam"), error="gradients of all weights are 0", model="dead_model"),
+    "maximize": StateFault(_loss_factory("Adam"), _group(maximize=True), "maximize is False"),
+    "state at rate 0": StateFault(
+        _loss_factory("Adam", lr=0.0), _state("exp_avg", lambda m: m * 2), "m, a moment"
+    ),
+    "rate 0": StateFault(_loss_factory("Adam", lr=0.0), error="no weight of A or B moves"),
+    "no gradient": StateFault(
+        _loss_factory("Adam"), error="gradients of all weights are 0", model="dead_model"
+    ),
     "gradient of B only": StateFault(
-        _made("SGD"), words="gradients differ", model="cut", other="first_model"
+        _loss_factory("SGD"), words="gradients differ", model="cut", other="first_model"
     ),
     "other class": StateFault(
-        _made("Adam"), lambda state: state["param_groups"][0].pop("eps"), error="class"
+        _loss_factory("Adam"), lambda state: state["param_groups"][0].pop("eps"), error="class"
     ),
 }
 

@@ -61,14 +61,14 @@ def network(generator: np.random.Generator, *, action: bool, width: int) -> Netw
 def setup(
     family: str,
     titles: tuple[str, ...],
-    held: Learner,
+    learner: Learner,
     settings: dict[str, float],
     *names: str,
     **more: Any,
 ) -> OptimizerSetup:
     """Return an optimizer with the state that gradients of size one leave after 40 updates."""
     generator = np.random.default_rng(7)
-    shapes = [array.shape for title in titles for array in held.arrays(title)]
+    shapes = [array.shape for title in titles for array in learner.arrays(title)]
     positive = ("v", "vhat", "rms")
     slots = {
         name: tuple(

@@ -208,7 +208,7 @@ def test_a_record_brings_back_what_it_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "settings",
     [
         {"tree": 5},
         {"tree": "!"},
@@ -242,9 +242,9 @@ def test_a_record_brings_back_what_it_holds() -> None:
     ],
     ids=lambda record: str(record)[-40:],
 )
-def test_a_record_that_makes_no_sense_is_refused(said: dict[str, Any]) -> None:
+def test_a_record_that_makes_no_sense_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(FormatError, match="record"):
-        reverse_conversion(X, said, "x")
+        reverse_conversion(X, settings, "x")
 
 
 def test_only_what_was_written_for_these_weights_is_undone(tmp_path: Path, golden: Golden) -> None:

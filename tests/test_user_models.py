@@ -427,7 +427,7 @@ def load_all(folder: Path) -> dict[str, str]:
         "actor_critic": Agent,
         **dict.fromkeys(SAVED, mlp_of_keras),
     }
-    found = {}
+    result = {}
     cases = json.loads((folder / "cases.json").read_text())
     for name, lines in cases.items():
         with np.load(folder / f"{name}.npz") as file:
@@ -445,10 +445,10 @@ def load_all(folder: Path) -> dict[str, str]:
             exec("\n".join(lines), {"tf": tf, **objects})
             error = float(np.abs(np.asarray(model(x)) - expected).max())
             if error > 1e-5:
-                found[name] = f"outputs differ by {error}"
+                result[name] = f"outputs differ by {error}"
         except Exception as error:  # noqa: BLE001  # TensorFlow raises whatever it meets
-            found[name] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return found
+            result[name] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return result
 
 
 def saved(name: str, folder: Path) -> tuple[nn.Module, tuple[int, ...], tuple[str, ...]]:

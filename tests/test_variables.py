@@ -40,14 +40,14 @@ def named(shapes: dict[str, tuple[int, ...]], dtype: str = "float32") -> Tree:
     return tree_by_name({name: VariableInfo(dtype, dims, Inline(b"")) for name, dims in shapes.items()})
 
 
-def leaves(found: Tree) -> dict[str, Leaf]:
-    return {leaf.key: leaf for _, leaf in found.tensors()}
+def leaves(tree: Tree) -> dict[str, Leaf]:
+    return {leaf.key: leaf for _, leaf in tree.tensors()}
 
 
-def slots(found: Tree) -> dict[str, list[str]]:
+def slots(tree: Tree) -> dict[str, list[str]]:
     return {
         leaf.key: [display(leaf.of), leaf.slot]
-        for _, leaf in found.tensors()
+        for _, leaf in tree.tensors()
         if leaf.role == "slot" and leaf.of is not None and leaf.slot is not None
     }
 

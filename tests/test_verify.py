@@ -163,7 +163,7 @@ class TestComparison:
 STATISTICS = {"mean": [0.5, 0.0, -1.0], "var": [0.5, 0.5, 8.0], "epsilon": 1e-8, "clip": 10.0}
 
 
-def told(path: str, **facts: object) -> str:
+def with_facts(path: str, **facts: object) -> str:
     """Write a sidecar for the very weights that says this much more than the sample's."""
     known = sidecar.load_sidecar(str(TORCH_SAMPLE))
     assert known is not None
@@ -179,13 +179,15 @@ class TestWhatASidecarTells:
     @pytest.fixture
     def normalised(self, tmp_path: Path) -> str:
         (tmp_path / "a").mkdir()
-        return told(changed(tmp_path / "a", lambda *_: None), obs_norm=STATISTICS)
+        return with_facts(changed(tmp_path / "a", lambda *_: None), obs_norm=STATISTICS)
 
     def test_the_same_passes(self, normalised: str, tmp_path: Path) -> None:
-        assert verify.verify(normalised, told(changed(tmp_path, lambda *_: None), obs_norm=STATISTICS)).within
+        assert verify.verify(
+            normalised, with_facts(changed(tmp_path, lambda *_: None), obs_norm=STATISTICS)
+        ).within
 
     def test_clip_for_tanh(self, normalised: str, tmp_path: Path) -> None:
-        other = told(changed(tmp_path, lambda *_: None), obs_norm=STATISTICS, head="clip")
+        other = with_facts(changed(tmp_path, lambda *_: None), obs_norm=STATISTICS, head="clip")
         assert {n.name for n in verify.verify(normalised, other).networks if not n.within} == {
             "actor",
             "actor_target",
@@ -193,7 +195,9 @@ class TestWhatASidecarTells:
 
     def test_a_guess_in_the_sidecar_is_what_it_is_played_by(self, normalised: str, tmp_path: Path) -> None:
         guess = {"head": "assumed: the habit of layout x"}
-        other = told(changed(tmp_path, lambda *_: None), obs_norm=STATISTICS, head="clip", provenance=guess)
+        other = with_facts(
+            changed(tmp_path, lambda *_: None), obs_norm=STATISTICS, head="clip", provenance=guess
+        )
         assert not verify.verify(normalised, other).within
 
     @pytest.mark.parametrize("written", [True, False])
@@ -201,16 +205,18 @@ class TestWhatASidecarTells:
         self, normalised: str, tmp_path: Path, written: bool, golden: Golden
     ) -> None:
         other = changed(tmp_path, lambda *_: None)
-        verification = verify.verify(normalised, told(other) if written else other)
+        verification = verify.verify(normalised, with_facts(other) if written else other)
         assert not any(n.within for n in verification.networks)
         golden("\n".join(note for note in verification.notes if note.startswith(("B lacks", "only A"))))
 
     def test_other_statistics(self, normalised: str, tmp_path: Path) -> None:
-        other = told(changed(tmp_path, lambda *_: None), obs_norm={**STATISTICS, "clip": 5.0})
+        other = with_facts(changed(tmp_path, lambda *_: None), obs_norm={**STATISTICS, "clip": 5.0})
         assert not verify.verify(normalised, other).within
 
     def test_another_activation(self, normalised: str, tmp_path: Path) -> None:
-        other = told(changed(tmp_path, lambda *_: None), obs_norm=STATISTICS, activations=["relu", "elu"])
+        other = with_facts(
+            changed(tmp_path, lambda *_: None), obs_norm=STATISTICS, activations=["relu", "elu"]
+        )
         assert not verify.verify(normalised, other).within
 
 

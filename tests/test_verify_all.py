@@ -81,7 +81,7 @@ def conversions(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str]
     home = tmp_path_factory.mktemp("conversions")
     known: dict[tuple[str, str], Made] = {}
 
-    def made(source: str, to: str) -> Made:
+    def output(source: str, to: str) -> Made:
         if (source, to) not in known:
             folder = home / f"{source}-{to}"
             folder.mkdir()
@@ -91,7 +91,7 @@ def conversions(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str]
             known[source, to] = Made(path, target, to)
         return known[source, to]
 
-    return made
+    return output
 
 
 def general(home: Path) -> tuple[str, dict[str, Any]]:
@@ -334,24 +334,24 @@ CASES = [
 ]
 
 
-def rewritten(made: Made, folder: Path, change: Change) -> str:
+def rewritten(output: Made, folder: Path, change: Change) -> str:
     """Write the conversion again with a change; its sidecar stays out."""
-    tree = open_checkpoint(str(made.target)).tree
+    tree = open_checkpoint(str(output.target)).tree
     leaves = dict(tree.leaves)
     names = {name: path for path, name in tree.names.items()}
-    change(Tensors(leaves, names, NAMES.get(made.to, {})))
-    target = folder / made.target.name
-    save(Tree(leaves, tree.aliases, tree.containers), str(target), made.to)
+    change(Tensors(leaves, names, NAMES.get(output.to, {})))
+    target = folder / output.target.name
+    save(Tree(leaves, tree.aliases, tree.containers), str(target), output.to)
     return str(target)
 
 
-def with_receipt(made: Made, target: str, **facts: Any) -> str:
+def with_receipt(output: Made, target: str, **facts: Any) -> str:
     """Put the conversion's sidecar beside a file, with the right digest and with other facts."""
-    known = sidecar.load_sidecar(str(made.target))
+    known = sidecar.load_sidecar(str(output.target))
     assert known is not None
     changed = replace(known, target_sha256=digest(target).sha256, **facts)
     Path(sidecar.sidecar_path(target)).write_bytes(changed.encode())
-    residue = Path(f"{made.target}.ckpttool.residue.pt")
+    residue = Path(f"{output.target}.ckpttool.residue.pt")
     if residue.exists():
         shutil.copy(residue, f"{target}.ckpttool.residue.pt")
     return target
@@ -367,8 +367,8 @@ def no_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "_compare_networks", none)
 
 
-def parts_of(found: verify.Verification) -> set[str]:
-    return {discrepancy.part for discrepancy in found.discrepancies}
+def parts_of(verification: verify.Verification) -> set[str]:
+    return {discrepancy.part for discrepancy in verification.discrepancies}
 
 
 @pytest.mark.parametrize("to", ["torch", "tf", "keras", "safetensors"])

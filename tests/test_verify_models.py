@@ -177,7 +177,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> PlantedFaults:
 @pytest.mark.parametrize("name", DAILY)
 def test_a_fault_between_frameworks_is_found(name: str, planted: PlantedFaults, runners: None) -> None:
     finding = planted.find(name, DAILY[name])
-    assert finding.found, finding
+    assert finding.detected, finding
     assert finding.layer_right, finding
     assert finding.cause_right, finding
     assert finding.confirmed, finding
@@ -194,7 +194,7 @@ def test_the_table_of_faults_is_at_least_the_recorded_one(
     rows = {(row.fault, row.direction): row for row in findings}
     assert {*rows} == {*recorded}
     for key, row in rows.items():
-        assert row.found, row
+        assert row.detected, row
         assert row.layer_right >= recorded[key]["layer_right"], row
         assert row.cause_right >= recorded[key]["cause_right"], row
 

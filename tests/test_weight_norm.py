@@ -19,7 +19,7 @@ OLD = [("linear", "weight", 0), ("linear", "weight", 1), ("linear", "weight", No
 CASES = [(how, *case) for how in ("old", "new") for case in (*OLD, ("lstm", "weight_hh_l0", 0))]
 
 
-def made(how: str, kind: str, name: str, dim: int | None):
+def normed_module(how: str, kind: str, name: str, dim: int | None):
     """Return a module under weight norm whose lengths are not those of its directions, and its weight."""
     import torch
     from torch import nn
@@ -46,7 +46,7 @@ def ulps(one: np.ndarray, other: np.ndarray) -> int:
 def test_the_weight_is_that_of_torch(tmp_path, how, kind, name, dim):
     import torch
 
-    module, weight = made(how, kind, name, dim)
+    module, weight = normed_module(how, kind, name, dim)
     source, target = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
     torch.save({"model": module.state_dict()}, source)
     done = ckpttool.convert(source, target, fold_weight_norm=True)
@@ -54,7 +54,7 @@ def test_the_weight_is_that_of_torch(tmp_path, how, kind, name, dim):
     assert [line.rule for line in done.report.mapped].count("fold weight norm") == 1
     # torch rounds the norm, the quotient and the product; here the result alone is rounded.
     assert ulps(state[name].numpy(), weight.numpy()) <= 2
-    exact, _ = made(how, kind, name, dim)
+    exact, _ = normed_module(how, kind, name, dim)
     exact.double()
     for hook in exact._forward_pre_hooks.values():
         hook(exact, None)
@@ -165,7 +165,7 @@ def test_what_only_looks_like_weight_norm_stays(names, shapes):
 def test_the_parts_in_a_program_are_folded(tmp_path, how):
     import torch
 
-    module, _ = made(how, "conv", "weight", 0)
+    module, _ = normed_module(how, "conv", "weight", 0)
     inputs, file = torch.randn(2, 5, 8, 8), tmp_path / "script.pt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

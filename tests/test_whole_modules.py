@@ -79,8 +79,8 @@ def tensors(value: Any, name: str = "") -> Iterator[tuple[str, tuple[str, tuple[
     if isinstance(value, torch.Tensor):
         value = value.detach().numpy()
     if isinstance(value, np.ndarray):
-        found = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-        yield name, (str(value.dtype), value.shape, found)
+        result = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+        yield name, (str(value.dtype), value.shape, result)
         return
     if isinstance(value, nn.Module | torch.optim.Optimizer):
         value = value.state_dict()

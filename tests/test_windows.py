@@ -79,12 +79,12 @@ FAIL = [
 SETUP = {"here": "", "windows": "import threading\nfrom tests import windows\nwindows.simulate()"}
 
 
-def run(folder: Path, program: str, given: Any) -> Any:
+def run(folder: Path, program: str, inputs: Any) -> Any:
     temporary = folder.with_name(f"{folder.name}-tmp")
     temporary.mkdir(exist_ok=True)
     done = subprocess.run(
         [sys.executable, "-c", program],
-        input=json.dumps(given),
+        input=json.dumps(inputs),
         cwd=folder,
         capture_output=True,
         text=True,

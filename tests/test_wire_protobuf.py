@@ -220,7 +220,7 @@ def messages(count: int) -> list[tuple[str, bytes]]:
 EVENT = W["field"](1, b"tag") + W["field"](8, W["field"](1, 3) + W["field"](2, b"") + W["field"](7, 5))
 
 
-def ours(kind: str, data: bytes) -> object:
+def our_reading(kind: str, data: bytes) -> object:
     if kind == "header":
         return tf_bundle.parse_header(data)
     if kind == "entry":
@@ -268,7 +268,7 @@ def tensorflows(folder: Path) -> list[object]:
     answers: list[object] = []
     for kind, data in json.loads((folder / "messages.json").read_text()):
         try:
-            answers.append(_theirs(kind, bytes.fromhex(data)))
+            answers.append(_reference_value(kind, bytes.fromhex(data)))
         except Exception as error:  # noqa: BLE001  # DecodeError of whichever protobuf there is
             answers.append({"refused": str(error)})
     return answers
@@ -282,7 +282,7 @@ def _extents(proto: Any) -> Any:
     return [[extent.start, extent.length if extent.HasField("length") else -1] for extent in proto.extent]
 
 
-def _theirs(kind: str, data: bytes) -> object:
+def _reference_value(kind: str, data: bytes) -> object:
     from tensorflow.core.protobuf import saved_model_pb2, tensor_bundle_pb2, trackable_object_graph_pb2
     from tensorflow.core.util import event_pb2, saved_tensor_slice_pb2
 
@@ -382,7 +382,7 @@ def test_messages_mean_what_they_mean_to_tensorflow(tmp_path: Path) -> None:
     read: Counter[str] = Counter()
     for (kind, data), other in zip(cases, reference, strict=True):
         try:
-            mine = json.loads(json.dumps(ours(kind, data)))
+            mine = json.loads(json.dumps(our_reading(kind, data)))
         except CkpttoolError:
             continue
         # TensorFlow refuses damage in parts that are not read here, and strings that are not UTF-8.

@@ -90,7 +90,7 @@ def plant(folder: Path, names: set[str]) -> Path:
 
 
 def run(
-    start: Sequence[str], folder: Path, words: Sequence[str], given: str | None = None, **env: str
+    start: Sequence[str], folder: Path, words: Sequence[str], inputs: str | None = None, **env: str
 ) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
@@ -103,7 +103,7 @@ def run(
         [*start, *words],
         cwd=folder,
         env=environment,
-        input=given,
+        input=inputs,
         capture_output=True,
         text=True,
         timeout=600,
@@ -117,7 +117,7 @@ def run_all(folder: Path, commands: Sequence[Sequence[str]], **env: str) -> list
     loop.parent.mkdir(exist_ok=True)
     loop.write_text(command_loop())
     lines = json.dumps([" ".join(words) for words in commands])
-    done = run([sys.executable, str(loop)], folder, [], given=lines, **env)
+    done = run([sys.executable, str(loop)], folder, [], inputs=lines, **env)
     assert done.returncode == 0, done.stderr
     return [tuple(row) for row in json.loads(done.stdout.splitlines()[-1])[0]]
 
@@ -238,7 +238,7 @@ def test_no_entry_point_is_loaded_from_the_working_directory(tmp_path: Path, sta
     (folder / "users_script.py").write_text(LISTING)
     words, elements = STARTS[start]
     path = os.pathsep.join([*elements, str(ROOT), str(tools)])
-    done = run([sys.executable], folder, words, given=LISTING, PYTHONPATH=path)
+    done = run([sys.executable], folder, words, inputs=LISTING, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     assert not (folder / "RAN").exists()
     # The search itself works.

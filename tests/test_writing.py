@@ -176,23 +176,23 @@ def no_links(*_: object, **__: object) -> None:
     raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
 
-def attempts(make: Make, place: Path, *, links: bool, force: bool) -> int:
+def attempts(make: Make, path: Path, *, links: bool, force: bool) -> int:
     """Return how many steps a replacement takes."""
     with pytest.MonkeyPatch.context() as patch:
-        fresh(make, place, force=force)
+        fresh(make, path, force=force)
         if not links:
             patch.setattr(os, "link", no_links)
         steps = Steps(patch)
-        write(make, place / "x", b"new", force=force)
-    assert stands(make, place / "x") == b"new"
+        write(make, path / "x", b"new", force=force)
+    assert stands(make, path / "x") == b"new"
     return steps.done
 
 
-def fresh(make: Make, place: Path, *, force: bool) -> None:
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
+def fresh(make: Make, path: Path, *, force: bool) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
     if force:
-        write(make, place / "x", b"old", sync=False)
+        write(make, path / "x", b"old", sync=False)
 
 
 FAILURES = {
@@ -583,16 +583,16 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("to", "asked"), [("torch", True), ("torch", False), ("tf", False), ("keras", False)]
+    ("to", "requested"), [("torch", True), ("torch", False), ("tf", False), ("keras", False)]
 )
 def test_a_full_disk_leaves_the_old_one(
-    to: str, asked: bool, small: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
+    to: str, requested: bool, small: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     target = small / "x"
     convert(str(TF_SAMPLE), str(target), to=to)
     known = {path.name: path.read_bytes() for path in small.iterdir()}
     (small / "ballast").write_bytes(bytes(200 << 10))
-    if not asked:
+    if not requested:
         monkeypatch.setattr(filesystem, "free_bytes", lambda _: None)
     text = refused(in_process("convert", TF_SAMPLE, target, "--to", to, "--force"))
     assert str(target) in text

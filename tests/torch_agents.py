@@ -74,7 +74,7 @@ def observations(size: int) -> np.ndarray:
     return np.concatenate([ordinary, large, np.zeros((1, size))]).astype("f4")
 
 
-def seen(obs: np.ndarray) -> torch.Tensor:
+def as_batch(obs: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(obs)
 
 
@@ -105,11 +105,11 @@ def values(path: str, title: str, obs: np.ndarray, action: np.ndarray | None = N
     return np.asarray(numpy_backend.build(network).step({"obs": obs, "action": action})[0])
 
 
-def close(found: np.ndarray, wanted: torch.Tensor, scale: float = 1.0) -> None:
+def close(actual: np.ndarray, requested: torch.Tensor, scale: float = 1.0) -> None:
     """Demand equality to 1e-6 of the scale (that of the actions; of the outputs where they are larger)."""
-    expected = wanted.detach().numpy()
+    expected = requested.detach().numpy()
     bound = 1e-6 * max(scale, float(np.abs(expected).max()))
-    assert np.abs(found.reshape(expected.shape) - expected).max() < bound
+    assert np.abs(actual.reshape(expected.shape) - expected).max() < bound
 
 
 class Policy(nn.Module):

@@ -32,7 +32,7 @@ class TransferCounts:
 
 def count_transfers(
     act: Callable[[torch.Tensor], torch.Tensor],
-    place: torch.device,
+    device: torch.device,
     envs: DeviceVector,
     play: RolloutSpec,
     members: int = 1,
@@ -47,8 +47,8 @@ def count_transfers(
     graph, the first hundred steps) is left out.
     """
     with torch_rollout._gradient_mode(envs):
-        envs.require_agreement(place)
-        game = torch_rollout._DeviceRollout(act, place, envs, play, members)
+        envs.require_agreement(device)
+        game = torch_rollout._DeviceRollout(act, device, envs, play, members)
         advance = game.advance(graphs=graphs)
         advance()
         game.look()
@@ -59,14 +59,14 @@ def count_transfers(
                 advance()
                 game.look()
 
-        if place.type != "cuda":
+        if device.type != "cuda":
             with HostReadCounter() as reads, OperatorCounter() as operators:
                 part()
-            return TransferCounts(steps, looks, reads.found, 0, operators.found / steps)
+            return TransferCounts(steps, looks, reads.count, 0, operators.count / steps)
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as profile:
             part()
-            torch.cuda.synchronize(place)
+            torch.cuda.synchronize(device)
         events = profile.events() or ()
         on_device = [e.name for e in events if str(e.device_type).endswith("CUDA")]
         to_host = sum("DtoH" in name for name in on_device)
@@ -83,10 +83,10 @@ class HostReadCounter(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found = 0
+        self.count = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found += getattr(func, "__name__", "") in (*self.READS, *self.CASTS)
+        self.count += getattr(func, "__name__", "") in (*self.READS, *self.CASTS)
         return func(*args, **(kwargs or {}))
 
 
@@ -95,10 +95,10 @@ class OperatorCounter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found = 0
+        self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = [result.alias_info for result in func._schema.returns]
         is_view = any(alias is not None and not alias.is_write for alias in returned)
-        self.found += not (is_view or "empty" in func.__name__)
+        self.count += not (is_view or "empty" in func.__name__)
         return func(*args, **(kwargs or {}))

@@ -294,8 +294,8 @@ def _run(
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(program, "<string>", "exec"), vars(main))
         status = 0
-    except SystemExit as asked:
-        status = asked.code if isinstance(asked.code, int) else int(asked.code is not None)
+    except SystemExit as requested:
+        status = requested.code if isinstance(requested.code, int) else int(requested.code is not None)
     except BaseException:  # noqa: BLE001  # as the interpreter does
         traceback.print_exc()
     finally:

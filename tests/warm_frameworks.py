@@ -52,12 +52,12 @@ class Forked:
         self.stdout = open(answers, "rb")  # noqa: SIM115  # closed by worker.py
         self.returncode: int | None = None
         self._child: subprocess.Popen[bytes] | None = None
-        self._pid, self._told = 0, None
+        self._pid, self._stated = 0, None
         if (named := command[-1]) in FRAMEWORKS:
             self.begin(named)
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Say whether the process runs or has run."""
         return not self._streams
 
@@ -69,7 +69,7 @@ class Forked:
             passed = {**self._how, **dict(zip(names, streams, strict=True))}
             self._child = subprocess.Popen(self._command, env=self._env, **passed)
         else:
-            self._pid, self._told = warm.begin(framework, _program(self._command), self._env, streams)
+            self._pid, self._stated = warm.begin(framework, _program(self._command), self._env, streams)
         for stream in streams:
             os.close(stream)
 
@@ -77,11 +77,11 @@ class Forked:
         """Return the status; raise TimeoutExpired as a `Popen` does."""
         if self._child is not None:
             self.returncode = self._child.wait(timeout)
-        elif self._told is not None and self.returncode is None:
-            if timeout is not None and not select.select([self._told], [], [], timeout)[0]:
+        elif self._stated is not None and self.returncode is None:
+            if timeout is not None and not select.select([self._stated], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self._command, timeout)
-            self.returncode = int(self._told.readline())
-            self._told.close()
+            self.returncode = int(self._stated.readline())
+            self._stated.close()
         elif self.returncode is None:
             self._forget(0)
         assert self.returncode is not None
@@ -91,7 +91,7 @@ class Forked:
         """Kill the process."""
         if self._child is not None:
             self._child.kill()
-        elif self._told is None:
+        elif self._stated is None:
             self._forget(-signal.SIGKILL)
         elif self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -107,12 +107,12 @@ class Forked:
 class _FirstLine:
     """The pipe to a process, which is begun with what the first line asks for."""
 
-    def __init__(self, process: Forked, given: int) -> None:
+    def __init__(self, process: Forked, inputs: int) -> None:
         self._process = process
-        self._pipe = open(given, "wb")  # noqa: SIM115  # closed by worker.py
+        self._pipe = open(inputs, "wb")  # noqa: SIM115  # closed by worker.py
 
     def write(self, line: bytes) -> None:
-        if not self._process.begun:
+        if not self._process.started:
             self._process.begin(OF_KINDS.get(json.loads(line).get("kind")))
         self._pipe.write(line)
 
@@ -135,14 +135,14 @@ def _program(command: Sequence[str]) -> str:
     return BEFORE.format(arguments=list(arguments)) + program
 
 
-def _begun(command: Sequence[str], **how: Any) -> Any:
+def _start_process(command: Sequence[str], **how: Any) -> Any:
     """Begin a process: a fork where this interpreter is to run a framework or a model."""
     forks = command[0] == sys.executable and ("-c" in command or command[-1] in FRAMEWORKS)
     return (Forked if forks else subprocess.Popen)(command, **how)
 
 
 FORKING = types.SimpleNamespace(
-    Popen=_begun, **{name: getattr(subprocess, name) for name in ("PIPE", "TimeoutExpired")}
+    Popen=_start_process, **{name: getattr(subprocess, name) for name in ("PIPE", "TimeoutExpired")}
 )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from tests import warm
 
 
-def asked(program: str, *arguments: str) -> Any:
+def run_program(program: str, *arguments: str) -> Any:
     """Run a program with these arguments; return what the last line that it prints says as JSON."""
     status, output = _run(program, arguments)
     assert status == 0, output
@@ -25,7 +25,7 @@ def asked(program: str, *arguments: str) -> Any:
 def built(program: str, folder: Path, *arguments: str) -> Any:
     """Do as `asked`, with the empty folder as the first argument, once for all programs of xdist."""
     return warm.once(
-        (program, arguments), lambda places: asked(program, str(places[""]), *arguments), {"": folder}
+        (program, arguments), lambda places: run_program(program, str(places[""]), *arguments), {"": folder}
     )
 
 

@@ -102,11 +102,11 @@ def _sb3(package: str, kind: str, policy: str | Callable[[], Any] = "MlpPolicy",
 def _kwargs(**more: str) -> Callable[[], dict[str, Any]]:
     """Return policy_kwargs whose values are names of torch.nn's classes or of the classes below."""
 
-    def made() -> dict[str, Any]:
+    def output() -> dict[str, Any]:
         nn = importlib.import_module("torch").nn
         return {key: getattr(nn, value, None) or _own(value) for key, value in more.items()}
 
-    return made
+    return output
 
 
 def _own(name: str) -> Any:
@@ -338,11 +338,11 @@ def tianshou() -> Iterator[Agent]:
     )
 
 
-def _d3rlpy(kind: str, suffix: str = ".d3", **given: Any) -> Any:
+def _d3rlpy(kind: str, suffix: str = ".d3", **inputs: Any) -> Any:
     def write(path: Path, obs: np.ndarray) -> tuple[str, Any]:
         d3 = importlib.import_module("d3rlpy")
-        made = {key: value(d3) if callable(value) else value for key, value in given.items()}
-        algo = getattr(d3.algos, f"{kind}Config")(**made).create(device="cpu:0")
+        output = {key: value(d3) if callable(value) else value for key, value in inputs.items()}
+        algo = getattr(d3.algos, f"{kind}Config")(**output).create(device="cpu:0")
         algo.create_impl((OBS,), ACT)
         for module in vars(algo.impl.modules).values():
             if hasattr(module, "parameters"):

@@ -214,12 +214,12 @@ def _rl_module(kind: str, counts: tuple[int, ...] = (), **model: Any) -> Any:
         class_ = _module(f"{library}.torch.default_{kind}_torch_rl_module")
         config = _module("ray.rllib.core.rl_module.default_model_config").DefaultModelConfig
         settings = vars(config(fcnet_hiddens=list(HIDDEN), fcnet_activation="elu")) | model
-        seen, acts = _spaces(counts)
+        observed, acts = _spaces(counts)
         module = (
             _module("ray.rllib.core.rl_module.rl_module")
             .RLModuleSpec(
                 module_class=getattr(class_, f"Default{upper}TorchRLModule"),
-                observation_space=seen,
+                observation_space=observed,
                 action_space=acts,
                 model_config=settings,
                 catalog_class=getattr(_module(f"{library}.{kind}_catalog"), f"{upper}Catalog"),
@@ -452,7 +452,7 @@ def _d3rlpy(kind: str, quantiles: bool = False, critics: int = 1) -> Any:
             more["n_critics"] = critics
         agent = getattr(d3rlpy.algos, kind)(**more).create(device="cpu:0")
         agent.create_impl((OBS,), ACTIONS)
-        modules = [each for each in vars(agent.impl.modules).values() if isinstance(each, torch.nn.Module)]
+        modules = [item for item in vars(agent.impl.modules).values() if isinstance(item, torch.nn.Module)]
         _scramble(*modules)
         agent.save(f"{path}.d3")
         with torch.no_grad():
@@ -563,18 +563,18 @@ def _cleanrl(kind: str) -> Any:
         net = script.Agent(spaces) if actor_critic else script.QNetwork(spaces, **support)
         _scramble(net)
         compute = net.get_action_and_value if actor_critic else net.get_action if support else net
-        file, seen = f"{path}.cleanrl_model", _tensor(obs).float()
+        file, observed = f"{path}.cleanrl_model", _tensor(obs).float()
         *_, last = (net.actor if actor_critic else net.network).modules()
         outputs: list[Any] = []
         last.register_forward_hook(lambda *call: outputs.append(call[2]))
         with torch.no_grad():
-            compute(seen)
+            compute(observed)
             # Images differ less than they have in common; every action is to be the best of some.
             last.bias -= outputs.pop().mean(0)
-            computed = compute(seen)
+            computed = compute(observed)
             if support:
-                atoms = [net.get_action(seen, torch.full((len(seen),), n))[1] for n in range(ACTIONS)]
-                scores = torch.stack([(each * net.atoms).sum(1) for each in atoms], 1)
+                atoms = [net.get_action(observed, torch.full((len(observed),), n))[1] for n in range(ACTIONS)]
+                scores = torch.stack([(item * net.atoms).sum(1) for item in atoms], 1)
             else:
                 scores = outputs[0]
         state, arguments = net.state_dict(), vars(script.Args(env_id=ENV, **support))

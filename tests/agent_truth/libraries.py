@@ -69,14 +69,14 @@ def _rl_module(kind: str, *, normed: float | None = None, alone: bool = False, *
         )
         catalog = getattr(_module(f"{library}.{kind}_catalog"), f"{upper}Catalog")
         config = _module("ray.rllib.core.rl_module.default_model_config").DefaultModelConfig
-        made = vars(config(**{"fcnet_hiddens": [16, 8], **model}))
-        made |= {"twin_q": True} if kind == "sac" else {}
-        seen, acts = _boxes(-1, 3)
+        output = vars(config(**{"fcnet_hiddens": [16, 8], **model}))
+        output |= {"twin_q": True} if kind == "sac" else {}
+        observed, acts = _boxes(-1, 3)
         module = spec(
             module_class=class_,
-            observation_space=seen,
+            observation_space=observed,
             action_space=acts,
-            model_config=made,
+            model_config=output,
             catalog_class=catalog,
         ).build()
         scrambled(module)
@@ -89,13 +89,13 @@ def _rl_module(kind: str, *, normed: float | None = None, alone: bool = False, *
         if normed is not None:
             filters = _module("ray.rllib.connectors.env_to_module.mean_std_filter")
             connector = filters.MeanStdFilter(clip_by_value=normed or None)
-            connector.input_observation_space, connector.input_action_space = seen, acts
+            connector.input_observation_space, connector.input_action_space = observed, acts
             episode = _module("ray.rllib.env.single_agent_episode").SingleAgentEpisode
             rows = [MEAN + np.sqrt(VAR) * row for row in np.random.default_rng(3).normal(size=(50, OBS))]
 
             def through(array: np.ndarray, *, learns: bool) -> np.ndarray:
                 one = episode(
-                    observations=[array.astype(np.float32)], observation_space=seen, action_space=acts
+                    observations=[array.astype(np.float32)], observation_space=observed, action_space=acts
                 )
                 connector._update_stats = learns
                 connector(rl_module=module, batch={}, episodes=[one], explore=False, shared_data={})
@@ -103,8 +103,8 @@ def _rl_module(kind: str, *, normed: float | None = None, alone: bool = False, *
 
             for row in rows:
                 through(row, learns=True)
-            place = path / "env_runner" / "env_to_module_connector" / "000_MeanStdFilter"
-            connector.save_to_path(str(place.absolute()))
+            position = path / "env_runner" / "env_to_module_connector" / "000_MeanStdFilter"
+            connector.save_to_path(str(position.absolute()))
             x = np.stack([through(row, learns=False) for row in obs])
         with torch.no_grad():
             inputs = module.forward_inference({columns.OBS: torch.from_numpy(x)})[columns.ACTION_DIST_INPUTS]

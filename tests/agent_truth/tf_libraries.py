@@ -203,11 +203,11 @@ def _save(agent: Any, form: str, path: Path) -> str:
     return str(tf.train.Checkpoint(agent=agent).write(str(path / "ckpt")))
 
 
-def main(folder: Path, wanted: str = "") -> None:
+def main(folder: Path, expected: str = "") -> None:
     """Write every agent in every form, and a document of each."""
     np.save(folder / "obs.npy", observations())
     for name, (_, low, high, known) in AGENTS.items():
-        if wanted not in name:
+        if expected not in name:
             continue
         agent = _prepared(name)
         truth = _actions(agent)

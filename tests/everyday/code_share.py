@@ -217,7 +217,7 @@ def write(source: Source, kind: str, target: str, folder: Path) -> tuple[Job | N
         verdict = first._replace(state=WRITTEN)
         named = ", ".join(dict.fromkeys(f"{entry.use}: {entry.what}" for entry in done.open_entries))
         stated_ones = (entry.value for entry in done.open_entries if entry.what == "activation")
-        activation = next((each for each in stated_ones if " = " in each), "")
+        activation = next((one for one in stated_ones if " = " in one), "")
         if activation and "activations" not in guess:
             # The printed hint, with the name that the file beside the checkpoint states.
             followed = {**guess, "activations": [activation.rpartition(" = ")[2]]}
@@ -484,12 +484,12 @@ def difference(outputs: np.ndarray, expected: np.ndarray) -> float:
 
 
 def measured(
-    names: Sequence[str], targets: Sequence[str], folder: Path, match: str = "", made: Path | None = None
+    names: Sequence[str], targets: Sequence[str], folder: Path, match: str = "", output: Path | None = None
 ) -> Iterator[Verdict]:
     """Yield the verdicts of all files of these sets."""
     jobs: dict[str, list[Job]] = {target: [] for target in targets}
     for kind in names:
-        for number, source in enumerate(SETS[kind]((made or folder) / kind)):
+        for number, source in enumerate(SETS[kind]((output or folder) / kind)):
             if not re.search(match, source.name) or not computes(source.path):
                 continue
             for target in targets:

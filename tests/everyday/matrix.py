@@ -82,7 +82,7 @@ def judged(chosen: Iterable[tuple[Case, str]], folder: Path) -> list[Cell]:
         if cell.state == "works" and column in SUFFIXES:
             results.append((case, column, "--part" in cell.options))
         cells.append(cell)
-    faults = _found(results, folder)
+    faults = _cells(results, folder)
     return [faults.get((c.case, c.column), c) if c.state == "works" else c for c in cells]
 
 
@@ -111,9 +111,9 @@ def target(case: Case, column: str, folder: Path) -> Path:
     return folder / f"to_{column}{SUFFIXES[column]}"
 
 
-def loading(made: Path) -> Path:
+def loading(output: Path) -> Path:
     """Return where the lines that load a result are kept, as the conversion printed them."""
-    return made.with_name(f"{made.name}.load.py")
+    return output.with_name(f"{output.name}.load.py")
 
 
 def _command(case: Case, column: str, folder: Path) -> Cell:
@@ -206,7 +206,7 @@ def _looked(case: Case, column: str, folder: Path, ran: Ran, options: tuple[str,
 # --- The referees ---------------------------------------------------------------------------------------
 
 
-def _found(results: Sequence[tuple[Case, str, bool]], folder: Path) -> dict[tuple[str, str], Cell]:
+def _cells(results: Sequence[tuple[Case, str, bool]], folder: Path) -> dict[tuple[str, str], Cell]:
     """Return the cells that a framework finds wanting."""
     by_side: dict[str, list[tuple[str, str, str, bool]]] = {}
     for case, column, part in results:
@@ -229,7 +229,7 @@ def _found(results: Sequence[tuple[Case, str, bool]], folder: Path) -> dict[tupl
     return cells
 
 
-def judge(referee: Any, asked: Sequence[tuple[str, str, str, bool]]) -> None:
+def judge(referee: Any, requested: Sequence[tuple[str, str, str, bool]]) -> None:
     """Print, in a child, a line of JSON for each result that does not load or is wrong.
 
     Of a part, which is the network alone, there are outputs to compare and no updates.
@@ -237,7 +237,7 @@ def judge(referee: Any, asked: Sequence[tuple[str, str, str, bool]]) -> None:
     from tests.everyday.verdicts import LoadingError
 
     named = {case.name: case for case in CASES}
-    for name, column, path, part in asked:
+    for name, column, path, part in requested:
         with np.load(Path(path).parent / "reference.npz") as file:
             reference = {n: file[n] for n in file.files if not (part and n.startswith("continued"))}
         try:

@@ -109,7 +109,7 @@ def compare(target: str, facts: dict[str, np.ndarray], to: str, *, part: bool) -
             result.setdefault(leaf.shape, []).append((path, np.asarray(leaf.array(), np.float64)))
     plain = to in {"safetensors", "npz"}
     lost = []
-    for key, wanted in facts.items():
+    for key, fact in facts.items():
         kind, _, title = key.partition("|")
         parameter = title.partition("|")[2]
         framework = {"weight": "torch", "turned": "tf"}.get(kind)
@@ -117,7 +117,7 @@ def compare(target: str, facts: dict[str, np.ndarray], to: str, *, part: bool) -
             continue
         if plain and framework == "tf":
             continue  # either order of axes may stand in a file of arrays
-        shapes = [wanted, facts[f"turned|{title}"]] if plain else [wanted]
+        shapes = [fact, facts[f"turned|{title}"]] if plain else [fact]
         same = [
             path
             for shape in shapes
@@ -141,21 +141,21 @@ def compare(target: str, facts: dict[str, np.ndarray], to: str, *, part: bool) -
         raise WrongError(f"{len(lost)} parameters are not in the result, e.g. {lost[0]}")
 
 
-def folders(side: str, names: list[str], place: Path) -> Iterator[tuple[str, Path]]:
+def folders(side: str, names: list[str], path: Path) -> Iterator[tuple[str, Path]]:
     """Make the files of a side, and yield their folders."""
     module = f"more_{side}"
-    for line in _child(side, module, f"module.make({names!r}, {str(place)!r})", place).splitlines():
+    for line in _child(side, module, f"module.make({names!r}, {str(path)!r})", path).splitlines():
         if line.startswith("unmade"):
             print(line)  # noqa: T201
     for name in names:
-        folder = place / name.replace(":", "_").replace("+", "_")
+        folder = path / name.replace(":", "_").replace("+", "_")
         if (folder / "path").exists():
             yield name, folder
 
 
-def listed(side: str, place: Path) -> list[str]:
+def listed(side: str, folder: Path) -> list[str]:
     """Return the names of a side's files."""
-    output = _child(side, f"more_{side}", "print('names ' + ' '.join(module.MAKERS))", place)
+    output = _child(side, f"more_{side}", "print('names ' + ' '.join(module.MAKERS))", folder)
     return next(line for line in output.splitlines() if line.startswith("names ")).split()[1:]
 
 

@@ -207,14 +207,14 @@ for _name, _tool in OPTIMIZERS.items():
     _optimizer(_name, _tool)
 
 
-def made(name: str) -> Callable[[Callable[[Path], tuple[str, Pairs]]], None]:
+def maker(name: str) -> Callable[[Callable[[Path], tuple[str, Pairs]]], None]:
     def keep(function: Callable[[Path], tuple[str, Pairs]]) -> None:
         MAKERS[name] = function
 
     return keep
 
 
-@made("around:counters_and_strings")
+@maker("around:counters_and_strings")
 def _(folder: Path) -> tuple[str, Pairs]:
     net = mlp(3, 4, 2)
     rest = {
@@ -226,45 +226,45 @@ def _(folder: Path) -> tuple[str, Pairs]:
     return _checkpoint(folder, model=net, **rest), [(net, None)]
 
 
-@made("around:iterator")
+@maker("around:iterator")
 def _(folder: Path) -> tuple[str, Pairs]:
     net, data = mlp(3, 4, 2), iter(tf.data.Dataset.range(10).shuffle(3))
     next(data)
     return _checkpoint(folder, model=net, iterator=data), [(net, None)]
 
 
-@made("around:generator")
+@maker("around:generator")
 def _(folder: Path) -> tuple[str, Pairs]:
     net = mlp(3, 4, 2)
     return _checkpoint(folder, model=net, rng=tf.random.Generator.from_seed(3)), [(net, None)]
 
 
-@made("around:metrics")
+@maker("around:metrics")
 def _(folder: Path) -> tuple[str, Pairs]:
     net, metric = mlp(3, 4, 2), keras.metrics.Mean()
     metric.update_state(3.0)
     return _checkpoint(folder, model=net, loss=metric), [(net, None)]
 
 
-@made("around:dict_of_models")
+@maker("around:dict_of_models")
 def _(folder: Path) -> tuple[str, Pairs]:
     nets = {"actor": mlp(3, 4, 2), "critic": mlp(3, 5, 1)}
     return _checkpoint(folder, models=nets), [(net, None) for net in nets.values()]
 
 
-@made("around:list_of_models")
+@maker("around:list_of_models")
 def _(folder: Path) -> tuple[str, Pairs]:
     nets = [mlp(3, 4, 2), mlp(3, 5, 1)]
     return _checkpoint(folder, models=nets, step=tf.Variable(1)), [(net, None) for net in nets]
 
 
-@made("around:agents")
+@maker("around:agents")
 def _(folder: Path) -> tuple[str, Pairs]:
     nets = [Model(actor=mlp(3, 4, 2), critic=mlp(3, 4, 1)) for _ in range(2)]
     return _checkpoint(folder, agents=nets), [(net, None) for net in nets]
 
 
-@made("around:two_optimizers")
+@maker("around:two_optimizers")
 def _(folder: Path) -> tuple[str, Pairs]:
     nets = mlp(3, 4, 2), mlp(3, 5, 1)
     tools = keras.optimizers.Adam(1e-3), keras.optimizers.SGD(1e-3, momentum=0.9)
@@ -275,53 +275,53 @@ def _(folder: Path) -> tuple[str, Pairs]:
     return _checkpoint(folder, **objects), list(zip(nets, tools, strict=True))
 
 
-@made("around:target_network")
+@maker("around:target_network")
 def _(folder: Path) -> tuple[str, Pairs]:
     nets = mlp(3, 4, 2), mlp(3, 4, 2)
     return _checkpoint(folder, q=nets[0], q_target=nets[1]), [(net, None) for net in nets]
 
 
-@made("around:log_alpha")
+@maker("around:log_alpha")
 def _(folder: Path) -> tuple[str, Pairs]:
     net = mlp(3, 4, 2)
     return _checkpoint(folder, actor=net, log_alpha=tf.Variable(0.3)), [(net, None)]
 
 
-@made("around:module_of_variables")
+@maker("around:module_of_variables")
 def _(folder: Path) -> tuple[str, Pairs]:
     net = Module(w=tf.Variable(tf.random.normal([3, 4])), b=tf.Variable(tf.random.normal([4])))
     return _checkpoint(folder, net=net), [(net, None)]
 
 
-@made("around:sharded")
+@maker("around:sharded")
 def _(folder: Path) -> tuple[str, Pairs]:
     net = mlp(30, 400, 200)
     keras.saving.save_weights(net, str(folder / "x.weights.json"), max_shard_size=0.0002)
     return str(folder / "x.weights.json"), [(net, None)]
 
 
-@made("around:saved_model")
+@maker("around:saved_model")
 def _(folder: Path) -> tuple[str, Pairs]:
     net = Model(fc=dense(), out=dense(4, 2))
     tf.saved_model.save(net, str(folder / "saved"))
     return str(folder / "saved"), [(net, None)]
 
 
-@made("around:saved_module")
+@maker("around:saved_module")
 def _(folder: Path) -> tuple[str, Pairs]:
     net = Module(fc1=Module(w=tf.Variable(tf.random.normal([3, 4])), b=tf.Variable(tf.random.normal([4]))))
     tf.saved_model.save(net, str(folder / "saved"))
     return str(folder / "saved"), [(net, None)]
 
 
-@made("around:exported")
+@maker("around:exported")
 def _(folder: Path) -> tuple[str, Pairs]:
     net = _functional()
     net.export(str(folder / "exported"), verbose=False)
     return str(folder / "exported"), [(net, None)]
 
 
-@made("around:string_lookup")
+@maker("around:string_lookup")
 def _(folder: Path) -> tuple[str, Pairs]:
     lookup = k.StringLookup(vocabulary=["a", "b"])
     net = keras.Sequential(
@@ -331,14 +331,14 @@ def _(folder: Path) -> tuple[str, Pairs]:
     return str(folder / "x.keras"), [(net, None)]
 
 
-@made("around:weights_list_npz")
+@maker("around:weights_list_npz")
 def _(folder: Path) -> tuple[str, Pairs]:
     net = mlp(3, 4, 2)
     np.savez(folder / "x.npz", **{v.path: np.asarray(v) for v in net.weights})
     return str(folder / "x.npz"), [(net, None)]
 
 
-@made("around:get_weights_pickle")
+@maker("around:get_weights_pickle")
 def _(folder: Path) -> tuple[str, Pairs]:
     net = mlp(3, 4, 2)
     (folder / "x.pkl").write_bytes(pickle.dumps(net.get_weights()))
@@ -422,9 +422,9 @@ def truth(pairs: Pairs) -> Iterator[tuple[str, np.ndarray]]:
             if type(inner).__name__ in {"Adam", "AdamW"}:
                 for variable, value in zip(inner._trainable_variables, getattr(inner, slot), strict=True):
                     moments.setdefault(id(variable), {})[kind] = value
-        seen: set[int] = set()
+        observed: set[int] = set()
         holders = [net, *net.submodules] if isinstance(net, tf.Module) else list(net._flatten_layers())
-        for place, holder in enumerate(holders):
+        for position, holder in enumerate(holders):
             own = (
                 holder._trainable_variables
                 if isinstance(holder, k.Layer)
@@ -446,14 +446,14 @@ def truth(pairs: Pairs) -> Iterator[tuple[str, np.ndarray]]:
             ):
                 continue
             for name, variable in zip(names, own, strict=True):
-                if id(variable) in seen:
+                if id(variable) in observed:
                     continue
-                seen.add(id(variable))
+                observed.add(id(variable))
                 array = np.asarray(tf.cast(tf.convert_to_tensor(variable), tf.float64))
                 other = turned(holder, name, array)
                 if other is None:
                     continue
-                title = f"{number}|{place}.{type(holder).__name__}.{name}"
+                title = f"{number}|{position}.{type(holder).__name__}.{name}"
                 yield f"weight|{title}", other
                 yield f"turned|{title}", array
                 for kind, value in moments.get(id(variable), {}).items():

@@ -24,7 +24,7 @@ MAKERS: dict[str, Callable[[], Made]] = {}
 WRITERS: dict[str, Callable[[Any, Path], Path]] = {}
 
 
-def made(name: str) -> Callable[[Callable[[], Made]], Callable[[], Made]]:
+def maker(name: str) -> Callable[[Callable[[], Made]], Callable[[], Made]]:
     """Register a maker."""
 
     def keep(function: Callable[[], Made]) -> Callable[[], Made]:
@@ -199,14 +199,14 @@ for _name, _tool in OPTIMIZERS.items():
     MAKERS[f"optimizer:{_name}"] = lambda tool=_tool: both(mlp(3, 4, 2), tool)  # type: ignore[misc]
 
 
-@made("optimizer:before_first_step")
+@maker("optimizer:before_first_step")
 def _() -> Made:
     net = mlp(3, 4, 2)
     tool = torch.optim.Adam(net.parameters())
     return {"model": net.state_dict(), "optimizer": tool.state_dict()}, [(net, None)]
 
 
-@made("optimizer:reversed_groups")
+@maker("optimizer:reversed_groups")
 def _() -> Made:
     net = Named(body=mlp(3, 4, 5), head=linear(5, 2))
     tool = torch.optim.Adam(
@@ -216,7 +216,7 @@ def _() -> Made:
     return {"model": net.state_dict(), "optimizer": tool.state_dict()}, [(net, tool)]
 
 
-@made("optimizer:decay_groups")
+@maker("optimizer:decay_groups")
 def _() -> Made:
     net = Named(fc1=linear(), norm=nn.LayerNorm(4), fc2=linear(4, 2))
     decayed = [p for p in net.parameters() if p.ndim > 1]
@@ -226,7 +226,7 @@ def _() -> Made:
     return {"model": net.state_dict(), "optimizer": tool.state_dict()}, [(net, tool)]
 
 
-@made("optimizer:frozen_part")
+@maker("optimizer:frozen_part")
 def _() -> Made:
     net = Named(body=mlp(3, 4, 5), head=linear(5, 2))
     net.body.requires_grad_(False)
@@ -235,7 +235,7 @@ def _() -> Made:
     return {"model": net.state_dict(), "optimizer": tool.state_dict()}, [(net, tool)]
 
 
-@made("optimizer:frozen_but_listed")
+@maker("optimizer:frozen_but_listed")
 def _() -> Made:
     net = Named(body=mlp(3, 4, 5), head=linear(5, 2))
     net.body.requires_grad_(False)
@@ -244,7 +244,7 @@ def _() -> Made:
     return {"model": net.state_dict(), "optimizer": tool.state_dict()}, [(net, tool)]
 
 
-@made("optimizer:two_of_one_network")
+@maker("optimizer:two_of_one_network")
 def _() -> Made:
     net = Named(actor=mlp(3, 4, 2), critic=mlp(3, 5, 1))
     tools = [torch.optim.Adam(part.parameters()) for part in (net.actor, net.critic)]
@@ -254,7 +254,7 @@ def _() -> Made:
     return {"model": net.state_dict(), **states}, [(net.actor, tools[0]), (net.critic, tools[1])]
 
 
-@made("optimizer:list_of_optimizers")
+@maker("optimizer:list_of_optimizers")
 def _() -> Made:
     nets = [mlp(3, 4, 2), mlp(3, 5, 1)]
     tools = [torch.optim.Adam(net.parameters()) for net in nets]
@@ -264,7 +264,7 @@ def _() -> Made:
     return saved, list(zip(nets, tools, strict=True))
 
 
-@made("optimizer:one_for_two_networks")
+@maker("optimizer:one_for_two_networks")
 def _() -> Made:
     nets = mlp(3, 4, 2), mlp(3, 5, 1)
     tool = torch.optim.Adam([*nets[0].parameters(), *nets[1].parameters()])
@@ -276,7 +276,7 @@ def _() -> Made:
     return saved, [(net, tool) for net in nets]
 
 
-@made("optimizer:param_names")
+@maker("optimizer:param_names")
 def _() -> Made:
     net = mlp(3, 4, 4, 2)
     tool = torch.optim.Adam(net.named_parameters())
@@ -284,7 +284,7 @@ def _() -> Made:
     return {"model": net.state_dict(), "optimizer": tool.state_dict()}, [(net, tool)]
 
 
-@made("optimizer:sparse_adam")
+@maker("optimizer:sparse_adam")
 def _() -> Made:
     net = nn.Embedding(11, 4, sparse=True)
     tool = torch.optim.SparseAdam(net.parameters())
@@ -344,20 +344,20 @@ def _fresh(state: dict[str, Any]) -> dict[str, Any]:
     return {name: torch.randn_like(value) for name, value in state.items()}
 
 
-@made("around:list_of_two")
+@maker("around:list_of_two")
 def _() -> Made:
     nets = mlp(3, 4, 2), mlp(3, 5, 1)
     return [net.state_dict() for net in nets], [(net, None) for net in nets]
 
 
-@made("around:ema_and_optimizer")
+@maker("around:ema_and_optimizer")
 def _() -> Made:
     net = mlp(3, 4, 2)
     saved, pairs = both(net)
     return {**saved, "ema": _fresh(net.state_dict()), "decay": 0.999}, pairs
 
 
-@made("around:flat_agent")
+@maker("around:flat_agent")
 def _() -> Made:
     pi, q = mlp(3, 4, 2), mlp(5, 4, 1)
     flat = {f"pi.{k}": v for k, v in pi.state_dict().items()} | {

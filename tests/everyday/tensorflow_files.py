@@ -30,7 +30,7 @@ def make_side(side: str, makers: Mapping[str, Any], names: Sequence[str], folder
             refer(case, home, *makers[case.name](home))
 
 
-def refer(case: Case, place: Path, net: Any, tool: Any) -> None:
+def refer(case: Case, folder: Path, net: Any, tool: Any) -> None:
     """Record what the source computes, also after two more updates."""
     counted = net.trainable_variables
     if case.dtype != "float32":
@@ -52,7 +52,7 @@ def refer(case: Case, place: Path, net: Any, tool: Any) -> None:
         facts["continued"] = tool
     elif tool is not None and case.optimizer:
         facts["continued"] = nets.continued(net, case.net, tool)
-    np.savez(place / "reference.npz", **facts)
+    np.savez(folder / "reference.npz", **facts)
 
 
 def _case(name: str) -> Case:
@@ -305,8 +305,8 @@ def _graph(folder: Path, target: str, momentum: bool, scope: str) -> Any:
                 bias = v1.get_variable("bias", [n_out], initializer=v1.zeros_initializer())
             h = h @ kernel + bias
             h = tf.tanh(h) if name == "fc3" else tf.nn.relu(h)
-        wanted = v1.placeholder(tf.float32, [None, 1])
-        loss = tf.reduce_sum((h - 3 * wanted) ** 2)
+        expected = v1.placeholder(tf.float32, [None, 1])
+        loss = tf.reduce_sum((h - 3 * expected) ** 2)
         count = v1.train.get_or_create_global_step()
         tool = v1.train.MomentumOptimizer(1e-3, 0.9) if momentum else v1.train.AdamOptimizer(1e-2)
         train = tool.minimize(loss, global_step=count)
@@ -314,7 +314,7 @@ def _graph(folder: Path, target: str, momentum: bool, scope: str) -> Any:
 
         def update(seed: int) -> None:
             y = np.random.default_rng(seed + 100).standard_normal((8, 1)).astype(np.float32)
-            session.run(train, {x: nets.inputs("mlp", seed, 8), wanted: y})
+            session.run(train, {x: nets.inputs("mlp", seed, 8), expected: y})
 
         for index in range(3):
             update(10 + index)

@@ -64,8 +64,8 @@ def _torch(case: Case, reference: dict[str, np.ndarray], lines: str) -> None:
         raise LoadingError(f"the printed lines: {type(error).__name__}: {str(error)[:200]}") from error
     loaded = {name: value for name, value in program.items() if isinstance(value, _Loaded)}
     whole = [(name, value) for name, value in program.items() if isinstance(value, nn.Module)]
-    tools = [(name, each.state) for name, each in loaded.items() if "param_groups" in each.state]
-    models = [(name, each.state) for name, each in loaded.items() if "param_groups" not in each.state]
+    tools = [(name, item.state) for name, item in loaded.items() if "param_groups" in item.state]
+    models = [(name, item.state) for name, item in loaded.items() if "param_groups" not in item.state]
     net, where = _network(case, [*models, *((name, module.state_dict()) for name, module in whole)])
     if where.partition("/")[0] in loaded and not loaded[where.partition("/")[0]].strict:
         raise LoadingError("the printed lines load the network with strict=False")

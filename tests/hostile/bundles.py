@@ -21,13 +21,13 @@ def index_of(entries: Mapping[bytes, bytes], head: bytes | None = None) -> bytes
     return table(sorted({b"": header() if head is None else head, **entries}.items()))
 
 
-def file(index: bytes, data: bytes = FLOATS, given: str = "x.index") -> Make:
-    """Return the maker of a bundle from an index and a shard; `given` is what the commands get of it."""
+def file(index: bytes, data: bytes = FLOATS, name: str = "x.index") -> Make:
+    """Return the maker of a bundle from an index and a shard; `name` is what the commands get of it."""
 
     def make(folder: Path) -> Path:
         (folder / SHARD).write_bytes(data)
         (folder / "x.index").write_bytes(index)
-        return folder / given
+        return folder / name
 
     return make
 

@@ -163,26 +163,28 @@ def _commands(case: Case, path: Path, out: Path) -> list[tuple[tuple[object, ...
     return [(words, expected) for words, expected in every if expected is not None]
 
 
-def faults(seen: Seen, wanted: int, home: Path, out: Path) -> list[str]:
+def faults(observed: Seen, code: int, home: Path, out: Path) -> list[str]:
     """Return what a command did that no command may do, or that it did not end as it must."""
-    text = seen.out + seen.err
+    text = observed.out + observed.err
     wrong = []
-    if seen.status != wanted:
-        wrong.append(f"status {seen.status} instead of {wanted}: {seen.err.strip()[:300] or seen.out[:300]}")
-    if "Traceback" in text or "unexpected" in seen.err.partition("\n")[0]:
+    if observed.status != code:
+        wrong.append(
+            f"status {observed.status} instead of {code}: {observed.err.strip()[:300] or observed.out[:300]}"
+        )
+    if "Traceback" in text or "unexpected" in observed.err.partition("\n")[0]:
         wrong.append(f"a traceback: {text[-600:]}")
-    if seen.seconds > watched.SECONDS - 1:
-        wrong.append(f"took {seen.seconds:.1f} s")
-    if seen.memory > watched.MEMORY:
-        wrong.append(f"took {seen.memory >> 20:,} MiB")
+    if observed.seconds > watched.SECONDS - 1:
+        wrong.append(f"took {observed.seconds:.1f} s")
+    if observed.memory > watched.MEMORY:
+        wrong.append(f"took {observed.memory >> 20:,} MiB")
     if not text.replace("\n", "").isprintable():
         wrong.append(f"prints {sorted({letter for letter in text if not letter.isprintable()} - {chr(10)})}")
-    lines = _refusal(seen.err, "").count("\n")
-    if seen.status == 2 and not seen.out.startswith("{") and (seen.out or lines > 2):
+    lines = _refusal(observed.err, "").count("\n")
+    if observed.status == 2 and not observed.out.startswith("{") and (observed.out or lines > 2):
         wrong.append(f"more than a sentence: {text[:400]}")
-    wrong += [f"opened {path}" for path in seen.read if _foreign(path, home, out)]
-    wrong += [f"wrote {path}" for path in seen.written if not _below(path, out) and path != os.devnull]
-    wrong += [f"{event} {first}" for event, first in seen.acts if not _own(event, first, out)]
+    wrong += [f"opened {path}" for path in observed.read if _foreign(path, home, out)]
+    wrong += [f"wrote {path}" for path in observed.written if not _below(path, out) and path != os.devnull]
+    wrong += [f"{event} {first}" for event, first in observed.acts if not _own(event, first, out)]
     return wrong
 
 

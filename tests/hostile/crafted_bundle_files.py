@@ -19,12 +19,12 @@ _BUNDLE = listed(GOOD)
 def _then(change: Callable[[Path], object], make: Make = _BUNDLE, relative: str = "x.index") -> Make:
     """Return the maker of a bundle that is changed after it was written."""
 
-    def made(folder: Path) -> Path:
+    def output(folder: Path) -> Path:
         make(folder)
         change(folder)
         return folder / relative
 
-    return made
+    return output
 
 
 def _linked(folder: Path, name: str, target: Path | str) -> None:
@@ -82,7 +82,7 @@ _HOLES = file(index_of({b"w": entry(7, shape(1 << 28), 0, (1 << 28) + 4, masked(
 _BROKEN = listed(entry(1, shape(-4), 0, 16, masked(FLOATS)))
 
 
-def _given(as_: str) -> str:
+def _relative_path(as_: str) -> str:
     return {"prefix": "x", "shard": SHARD, "folder": ".", "index": "x.index"}[as_]
 
 
@@ -102,11 +102,13 @@ _FILES = (
     Case("bundle-strings-in-a-hole", _LINE, _then(_sparse, _HOLES), 0),
     Case("bundle-index-600-mib", _LINE, _then(_huge("x.index", 600 << 20))),
     *(
-        Case(f"bundle-as-{way}", _LINE, _then(lambda _: None, relative=_given(way)), 0, 0, 0, shows="w")
+        Case(
+            f"bundle-as-{way}", _LINE, _then(lambda _: None, relative=_relative_path(way)), 0, 0, 0, shows="w"
+        )
         for way in ("prefix", "shard", "folder")
     ),
     *(
-        Case(f"bundle-broken-as-{way}", _LINE, _then(lambda _: None, _BROKEN, _given(way)))
+        Case(f"bundle-broken-as-{way}", _LINE, _then(lambda _: None, _BROKEN, _relative_path(way)))
         for way in ("prefix", "shard", "folder")
     ),
 )
@@ -115,13 +117,13 @@ _FILES = (
 def _state(text: bytes, change: Callable[[Path], object] = lambda _: None, relative: str = ".") -> Make:
     """Return the maker of a folder with a bundle and a state file."""
 
-    def made(folder: Path) -> Path:
+    def output(folder: Path) -> Path:
         _BUNDLE(folder)
         (folder / "checkpoint").write_bytes(text)
         change(folder)
         return folder / relative
 
-    return made
+    return output
 
 
 def _names(latest: bytes) -> bytes:

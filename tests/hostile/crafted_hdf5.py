@@ -15,7 +15,7 @@ _NAME = "model.h5"
 Make = Callable[[Path], Path]
 
 
-def made(fill: Callable[[Any, Any], None], **options: Any) -> Make:
+def hdf5_maker(fill: Callable[[Any, Any], None], **options: Any) -> Make:
     """Return the maker of a file that `fill` fills, given the file and h5py, beside a small dataset."""
 
     def make(folder: Path) -> Path:
@@ -138,7 +138,7 @@ def _shared(folder: Path) -> Path:
     """Let the second dataset's data begin in the first one's."""
     import h5py
 
-    path = made(_two)(folder)
+    path = hdf5_maker(_two)(folder)
     with h5py.File(path) as file:
         first, second = (file[name].id.get_offset() for name in "ab")
     data = path.read_bytes()
@@ -158,7 +158,7 @@ def _looped(kind: int, key: int) -> Make:
         import numpy as np
 
         packed = {"chunks": (8,), "compression": "gzip"}
-        make = made(lambda file, _: file.create_dataset("a", data=np.arange(64.0), **packed) and None)
+        make = hdf5_maker(lambda file, _: file.create_dataset("a", data=np.arange(64.0), **packed) and None)
         path = make(folder)
         data = bytearray(path.read_bytes())
         at = data.index(b"TREE" + bytes((kind,)))
@@ -185,7 +185,7 @@ def _chunk_elsewhere(*places: int) -> Make:
             for number in range(4):
                 file.create_dataset(f"a{number}", data=np.arange(8.0) + number, chunks=(8,))
 
-        path = made(fill)(folder)
+        path = hdf5_maker(fill)(folder)
         data = bytearray(path.read_bytes())
         at = -1
         while (at := data.find(b"TREE\x01", at + 1)) >= 0:
@@ -211,14 +211,14 @@ def _kind(change: Callable[[Any], None], chunks: tuple[int, ...] | None = None) 
         one = h5py.h5d.create(file.id, b"a", kind, h5py.h5s.create_simple((4,)), plist)
         one.write(h5py.h5s.ALL, h5py.h5s.ALL, np.arange(4, dtype="<f4").view("V4"), kind)
 
-    return made(fill)
+    return hdf5_maker(fill)
 
 
 def _no_size(folder: Path) -> Path:
     """Let contiguous storage have an address and no size (data layout message, version 3)."""
     import h5py
 
-    path = made(_two)(folder)
+    path = hdf5_maker(_two)(folder)
     with h5py.File(path) as file:
         at = file["a"].id.get_offset().to_bytes(8, "little")
     data = path.read_bytes()
@@ -232,7 +232,7 @@ def _not_closed(folder: Path) -> Path:
     """Let the superblock say that somebody writes the file."""
     from tests.hostile import repair
 
-    path = made(_two, libver="latest")(folder)
+    path = hdf5_maker(_two, libver="latest")(folder)
     data = path.read_bytes()
     path.write_bytes(repair.hdf5(data, data[:11] + b"\x01" + data[12:]))
     return path
@@ -275,7 +275,7 @@ def _checked(damage: bool) -> Make:
 
 def _cut(keep: Callable[[int], int]) -> Make:
     def make(folder: Path) -> Path:
-        path = made(_two)(folder)
+        path = hdf5_maker(_two)(folder)
         data = path.read_bytes()
         path.write_bytes(data[: keep(len(data))])
         return path
@@ -323,30 +323,31 @@ def _unread(name: str, make: Make, **more: Any) -> Case:
 
 _SECRET = f"../{BAIT}"
 CASES = (
-    _refused("external-storage", made(_external(_SECRET)), digest=2, convert=2),
-    _refused("external-storage-absolute", made(_external("/etc/passwd"))),
-    _refused("external-link", made(_link(_SECRET)), digest=2, convert=2),
-    _refused("external-link-absolute", made(_link("/etc/passwd"))),
-    _refused("virtual", made(_virtual)),
-    _fine("soft-links", made(_soft)),
-    _fine("hard-cycle", made(_cycle), shows="whole"),
-    _fine("4-29-fan", made(_fan), shows="leaf"),
-    _refused("3000-deep", made(_deep)),
-    _unread("4-TiB-unset", made(_shape(1 << 40))),
-    _unread("4-GiB-unset", made(_shape(1 << 30)), convert=2),
-    _unread("60-GiB-unset-in-parts", made(_shapes)),
-    _unread("chunked-unset", made(_shape(1 << 30, chunks=(1 << 20,), compression="gzip"))),
-    _unread("2-62-elements", made(_shape(1 << 31, 1 << 31, chunks=(1, 1)))),
-    _refused("2-66-elements", made(_shape(1 << 33, 1 << 33, chunks=(1, 1)))),
-    _unread("chunk-of-more", made(_chunk(zlib.compress(bytes(1 << 22)), compression="gzip"))),
-    _unread("chunk-of-less", made(_chunk(zlib.compress(bytes(10)), compression="gzip"))),
-    _unread("chunk-cut", made(_chunk(zlib.compress(bytes(256))[:-6], compression="gzip"))),
-    _unread("chunk-junk", made(_chunk(b"junk", compression="gzip"))),
-    _unread("chunk-trailing", made(_chunk(zlib.compress(bytes(256)) + b"tail", compression="gzip"))),
+    _refused("external-storage", hdf5_maker(_external(_SECRET)), digest=2, convert=2),
+    _refused("external-storage-absolute", hdf5_maker(_external("/etc/passwd"))),
+    _refused("external-link", hdf5_maker(_link(_SECRET)), digest=2, convert=2),
+    _refused("external-link-absolute", hdf5_maker(_link("/etc/passwd"))),
+    _refused("virtual", hdf5_maker(_virtual)),
+    _fine("soft-links", hdf5_maker(_soft)),
+    _fine("hard-cycle", hdf5_maker(_cycle), shows="whole"),
+    _fine("4-29-fan", hdf5_maker(_fan), shows="leaf"),
+    _refused("3000-deep", hdf5_maker(_deep)),
+    _unread("4-TiB-unset", hdf5_maker(_shape(1 << 40))),
+    _unread("4-GiB-unset", hdf5_maker(_shape(1 << 30)), convert=2),
+    _unread("60-GiB-unset-in-parts", hdf5_maker(_shapes)),
+    _unread("chunked-unset", hdf5_maker(_shape(1 << 30, chunks=(1 << 20,), compression="gzip"))),
+    _unread("2-62-elements", hdf5_maker(_shape(1 << 31, 1 << 31, chunks=(1, 1)))),
+    _refused("2-66-elements", hdf5_maker(_shape(1 << 33, 1 << 33, chunks=(1, 1)))),
+    _unread("chunk-of-more", hdf5_maker(_chunk(zlib.compress(bytes(1 << 22)), compression="gzip"))),
+    _unread("chunk-of-less", hdf5_maker(_chunk(zlib.compress(bytes(10)), compression="gzip"))),
+    _unread("chunk-cut", hdf5_maker(_chunk(zlib.compress(bytes(256))[:-6], compression="gzip"))),
+    _unread("chunk-junk", hdf5_maker(_chunk(b"junk", compression="gzip"))),
+    _unread("chunk-trailing", hdf5_maker(_chunk(zlib.compress(bytes(256)) + b"tail", compression="gzip"))),
     _unread(
-        "chunk-shuffled-bomb", made(_chunk(zlib.compress(bytes(1 << 22)), compression="gzip", shuffle=True))
+        "chunk-shuffled-bomb",
+        hdf5_maker(_chunk(zlib.compress(bytes(1 << 22)), compression="gzip", shuffle=True)),
     ),
-    _unread("chunk-beyond-file", made(_chunk(b"x" * 100, 1 << 28, 1 << 28))),
+    _unread("chunk-beyond-file", hdf5_maker(_chunk(b"x" * 100, 1 << 28, 1 << 28))),
     _unread("fletcher32-flipped", _checked(damage=True)),
     _fine("fletcher32", _checked(damage=False), digest=0),
     _refused("chunks-outside-the-shape", _chunk_elsewhere(8, 0)),
@@ -359,19 +360,19 @@ CASES = (
     _unread("float-of-another-sign-bit", _kind(lambda kind: kind.set_fields(0, 24, 8, 1, 23))),
     _refused("address-without-size", _no_size),
     _refused("not-closed-by-its-writer", _not_closed),
-    _unread("never-filled", made(_unfilled)),
-    _refused("layer-names-as-a-text", made(_names_as("dense"))),
-    _refused("layer-names-as-a-number", made(_names_as(7))),
-    _refused("layer-names-in-another-encoding", made(_names_as([b"\xff"]))),
-    _unread("filter-of-users", made(_user_filter)),
-    _fine("other-types", made(_others)),
-    _fine("texts-unset", made(_strings)),
-    _fine("names", made(_names)),
-    _refused("one-name-twice", made(_same_name)),
+    _unread("never-filled", hdf5_maker(_unfilled)),
+    _refused("layer-names-as-a-text", hdf5_maker(_names_as("dense"))),
+    _refused("layer-names-as-a-number", hdf5_maker(_names_as(7))),
+    _refused("layer-names-in-another-encoding", hdf5_maker(_names_as([b"\xff"]))),
+    _unread("filter-of-users", hdf5_maker(_user_filter)),
+    _fine("other-types", hdf5_maker(_others)),
+    _fine("texts-unset", hdf5_maker(_strings)),
+    _fine("names", hdf5_maker(_names)),
+    _refused("one-name-twice", hdf5_maker(_same_name)),
     _refused("shared-bytes", _shared, digest=2, convert=2),
     _refused("btree-of-names-loops", _looped(0, 8)),
     _refused("btree-of-chunks-loops", _looped(1, 24)),
-    _fine("user-block", made(_two, userblock_size=4096), digest=0),
+    _fine("user-block", hdf5_maker(_two, userblock_size=4096), digest=0),
     _refused("family-piece", _family),
     _refused("split-piece", _split),
     _refused("truncated-by-8", _cut(lambda size: size - 8)),
@@ -379,7 +380,7 @@ CASES = (
     _refused("truncated-to-30", _cut(lambda size: 30)),
     _refused("magic-alone", written(_NAME, b"\x89HDF\r\n\x1a\n")),
     _refused("magic-and-ones", written(_NAME, b"\x89HDF\r\n\x1a\n" + b"\xff" * 4096)),
-    _refused("objects", made(_two), options=("--limit", "hdf5_objects=2")),
-    _refused("attribute", made(_attribute), options=("--limit", "json_bytes=4K")),
-    _refused("memory", made(_two, libver="latest"), options=("--limit", "hdf5_memory=80M")),
+    _refused("objects", hdf5_maker(_two), options=("--limit", "hdf5_objects=2")),
+    _refused("attribute", hdf5_maker(_attribute), options=("--limit", "json_bytes=4K")),
+    _refused("memory", hdf5_maker(_two, libver="latest"), options=("--limit", "hdf5_memory=80M")),
 )

@@ -214,19 +214,21 @@ _SHARDED = (
 _METADATA = "torch.distributed.checkpoint.metadata"
 
 
-def _made(name: str, state: object, module: str = _METADATA) -> PickleObject:
+def _object_of(name: str, state: object, module: str = _METADATA) -> PickleObject:
     return PickleObject(Global(module, name), (), 0, state=state)
 
 
 def _entry(shape: tuple[int, ...] = (4,), *chunks: tuple[tuple[int, ...], tuple[int, ...]]) -> PickleObject:
-    boxes = [_made("ChunkStorageMetadata", {"offsets": o, "sizes": s}) for o, s in chunks or (((0,), shape),)]
-    properties = _made("TensorProperties", (Global("torch", "float32"), None, False, None, False))
-    return _made("TensorStorageMetadata", {"properties": properties, "size": shape, "chunks": boxes})
+    boxes = [
+        _object_of("ChunkStorageMetadata", {"offsets": o, "sizes": s}) for o, s in chunks or (((0,), shape),)
+    ]
+    properties = _object_of("TensorProperties", (Global("torch", "float32"), None, False, None, False))
+    return _object_of("TensorStorageMetadata", {"properties": properties, "size": shape, "chunks": boxes})
 
 
 def _item(path: object, offset: object = 0, length: object = None) -> PickleObject:
     state = {"relative_path": path, "offset": offset, "length": len(_ITEM) if length is None else length}
-    return _made("_StorageInfo", state, "torch.distributed.checkpoint.filesystem")
+    return _object_of("_StorageInfo", state, "torch.distributed.checkpoint.filesystem")
 
 
 _ITEM, _RANK = archive(members(dumps(tensor()))), "__0_0.distcp"
@@ -240,10 +242,10 @@ def _dcp(
         "state_dict_metadata": {name: entry or _entry() for name in items},
         "planner_data": {name: (name,) for name in items},
         "storage_data": {
-            _made("MetadataIndex", {"fqn": n, "offset": (0,), "index": 0}): i for n, i in items.items()
+            _object_of("MetadataIndex", {"fqn": n, "offset": (0,), "index": 0}): i for n, i in items.items()
         },
     }
-    return _folder({".metadata": dumps(_made("Metadata", metadata), 4), _RANK: shard}, **more)
+    return _folder({".metadata": dumps(_object_of("Metadata", metadata), 4), _RANK: shard}, **more)
 
 
 def _distributed(name: str, make: Callable[[Path], Path], shows: str = "", **more: Any) -> Case:

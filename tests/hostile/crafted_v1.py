@@ -36,7 +36,7 @@ def _lists(name: str, data: bytes) -> Case:
     return Case(f"v1-{name}", _LINE, _file(data), 0)
 
 
-def _told(bad: bytes) -> bytes:
+def _file_with_entry(bad: bytes) -> bytes:
     """A file whose list has this entry, and the values of `w`."""
     return table([(b"", header(bad)), _VALUE])
 
@@ -56,15 +56,15 @@ CASES = (
     _case("list-groups", table([(b"", b"\x0b" * 5000), _VALUE])),
     _case("v2-index", index_of({b"w": GOOD})),
     _case("newer", table([(b"", header(_META, version=field(1, 9) + field(2, 2))), _VALUE])),
-    *(_case(f"type-{n}", _told(meta(b"w", shape(4), n, [FULL]))) for n in (0, 99, 20)),
-    _case("dims-negative", _told(meta(b"w", shape(-4), 1, [FULL]))),
-    _case("rank-300", _told(meta(b"w", shape(*[1] * 300), 1, [FULL]))),
-    _case("product", _told(meta(b"w", shape(1 << 62, 1 << 62), 1, [FULL] * 2))),
-    _case("4-tib", _told(meta(b"w", shape(1 << 40), 1, [FULL]))),
-    _case("slice-beyond", _told(meta(b"w", shape(4), 1, [(2, 3)]))),
+    *(_case(f"type-{n}", _file_with_entry(meta(b"w", shape(4), n, [FULL]))) for n in (0, 99, 20)),
+    _case("dims-negative", _file_with_entry(meta(b"w", shape(-4), 1, [FULL]))),
+    _case("rank-300", _file_with_entry(meta(b"w", shape(*[1] * 300), 1, [FULL]))),
+    _case("product", _file_with_entry(meta(b"w", shape(1 << 62, 1 << 62), 1, [FULL] * 2))),
+    _case("4-tib", _file_with_entry(meta(b"w", shape(1 << 40), 1, [FULL]))),
+    _case("slice-beyond", _file_with_entry(meta(b"w", shape(4), 1, [(2, 3)]))),
     _case("slices-overlap", table([(b"", header(meta(b"w", shape(4), 1, [FULL], [FULL]))), _VALUE])),
     _case("shard-of-2", _WHOLE, "model.ckpt-00000-of-00002"),
-    _lists("slice-absent", _told(meta(b"u", shape(4), 1, [FULL]))),
+    _lists("slice-absent", _file_with_entry(meta(b"u", shape(4), 1, [FULL]))),
     _lists("too-few", _valued(floats(ONE))),
     _lists("too-many", _valued(floats(FLOATS + ONE))),
     _lists("value-garbage", _valued(b"\xff" * 20)),

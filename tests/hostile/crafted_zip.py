@@ -178,8 +178,8 @@ _ZIP64 = (
 )
 
 
-def _zeroed(made: list[Made]) -> list[Made]:
-    return [Made(**{**vars(member), "crc": 0}) for member in made]
+def _zeroed(archives: list[Made]) -> list[Made]:
+    return [Made(**{**vars(member), "crc": 0}) for member in archives]
 
 
 def _crc(number: int) -> Callable[[Path], Path]:

@@ -155,7 +155,7 @@ def slug(seed: Seed) -> str:
 BY_SLUG = {slug(seed): seed for seed in SEEDS}
 
 
-def verdict(reader: str | None, mine: Answer, theirs: Answer | None, truth: Form | None = None) -> Verdict:
+def verdict(reader: str | None, mine: Answer, answer: Answer | None, truth: Form | None = None) -> Verdict:
     """Compare two answers; `truth` is what a file holds that checksums must protect."""
     word, detail, form = mine
     if word == "refused":
@@ -164,9 +164,9 @@ def verdict(reader: str | None, mine: Answer, theirs: Answer | None, truth: Form
         return Verdict("failed", f"{word} {detail}")
     if truth is not None and form != truth:
         return Verdict("unverified", difference(form, truth)[0])
-    if theirs is None or reader is None:
+    if answer is None or reader is None:
         return Verdict("equal")
-    word, detail, other = theirs
+    word, detail, other = answer
     if word == "read":
         form = _compared(reader, form)
         result, refused = difference(form, other)
@@ -183,17 +183,17 @@ def verdict(reader: str | None, mine: Answer, theirs: Answer | None, truth: Form
     return Verdict("unexplained", detail)
 
 
-def difference(mine: Form, theirs: Form) -> tuple[str, str]:
+def difference(mine: Form, answer: Form) -> tuple[str, str]:
     """Return the first difference of two forms, and the reference's error about a tensor that ckpttool reads.
 
     What ckpttool lists as opaque, a record of a class, may be anything in the reference, and hides what is
     below it.
     """
     refused = ""
-    mine, theirs = _without_labels(mine, theirs)
+    mine, answer = _without_labels(mine, answer)
     opaque = tuple(name for name, value in mine.items() if value == OPAQUE)
-    for name in sorted({*mine, *theirs}):
-        one, other = mine.get(name), theirs.get(name)
+    for name in sorted({*mine, *answer}):
+        one, other = mine.get(name), answer.get(name)
         if one in (other, OPAQUE) or (
             one is None and (other == OPAQUE or (opaque and name.startswith(opaque)))
         ):

@@ -66,7 +66,7 @@ class Bench:
     def __init__(self, home: Path, kind: Kind) -> None:
         """Make sources and targets."""
         self.kind, self.home = kind, home
-        self.place = home / "place"
+        self.folder = home / "place"
         self.wholes: dict[str, Path] = {}
         self.digests: dict[str, str] = {}
         for seed, age in enumerate(("old", "new")):
@@ -76,17 +76,17 @@ class Bench:
             sha256 = digest_checkpoint(open_checkpoint(source)).sha256
             record = Sidecar(sha256, head="tanh", action_low=[-bound], action_high=[bound])
             Path(sidecar.sidecar_path(source)).write_bytes(record.encode())
-            self.place = self.wholes[age] = home / f"whole_{age}"
-            self.place.mkdir()
+            self.folder = self.wholes[age] = home / f"whole_{age}"
+            self.folder.mkdir()
             assert self.child(self.words(age)) == 0, age
             self.digests[age] = digest_checkpoint(open_checkpoint(str(self.target))).sha256
         assert self.digests["old"] != self.digests["new"]
-        self.place = home / "place"
+        self.folder = home / "place"
 
     @property
     def target(self) -> Path:
         """The target of the present place."""
-        return self.place / self.kind.name
+        return self.folder / self.kind.name
 
     def words(self, age: str, *more: str) -> list[str]:
         """Return the command that converts that source onto the target."""
@@ -95,8 +95,8 @@ class Bench:
 
     def reset(self) -> None:
         """Put the old target there, and nothing else."""
-        shutil.rmtree(self.place, ignore_errors=True)
-        shutil.copytree(self.wholes["old"], self.place)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.copytree(self.wholes["old"], self.folder)
 
     def child(
         self,
@@ -142,7 +142,7 @@ class Bench:
             contents = {
                 Path(at).read_bytes() for at in (known, *find_pending_files(known)) if os.path.exists(at)
             }
-            same = all(_bytes(self.place / path.name) == path.read_bytes() for path in files)
+            same = all(_bytes(self.folder / path.name) == path.read_bytes() for path in files)
             if same and Path(receipt).read_bytes() in contents:
                 self._require_tidy(age, moved=True)
                 return age
@@ -150,29 +150,29 @@ class Bench:
 
     def _require_tidy(self, age: str, *, moved: bool) -> None:
         """Assert that nobody takes a leftover for a checkpoint, and that no set is mixed."""
-        files = {path.name: path.read_bytes() for path in self.place.iterdir() if path.name[0] != "."}
+        files = {path.name: path.read_bytes() for path in self.folder.iterdir() if path.name[0] != "."}
         if self.kind.to in ("fujimoto", "keras_rl"):
             of = [{p.name: p.read_bytes() for p in whole.iterdir()} for whole in self.wholes.values()]
             members = {name: data for name, data in files.items() if "ckpttool" not in name}
             assert any(members.items() <= item.items() for item in of), f"a mixed set {sorted(members)}"
         if not moved:
-            listed = [checkpoint.path for checkpoint in folder.list_checkpoints(str(self.place))]
+            listed = [checkpoint.path for checkpoint in folder.list_checkpoints(str(self.folder))]
             assert all(not is_hidden_name(path) for path in listed), listed
         if self.kind.to == "tf":
-            assert resolve(str(self.place)).location == str(self.target)
+            assert resolve(str(self.folder)).location == str(self.target)
 
     def again(self) -> None:
         """Assert that the command without --force refuses, that with it all is new, and nothing is left."""
-        before = {path.name: _bytes(path) for path in self.place.iterdir()}
+        before = {path.name: _bytes(path) for path in self.folder.iterdir()}
         stood = self.stands()
-        if "backup" not in stood or any(path.name[0] != "." for path in self.place.iterdir()):
+        if "backup" not in stood or any(path.name[0] != "." for path in self.folder.iterdir()):
             assert self.child(self.words("new")) == 2, stood
-            assert {path.name: _bytes(path) for path in self.place.iterdir()} == before
+            assert {path.name: _bytes(path) for path in self.folder.iterdir()} == before
         assert self.child(self.words("new", "--force")) == 0
         assert self.stands() == "new"
         # Shards under interim names may be left by the one that was killed: no index lists them.
         shard = re.compile(r"agent-7\.data-\d{5}-of-0000[2-9]")
-        left_names = {path.name for path in self.place.iterdir() if not is_hidden_name(path.name)}
+        left_names = {path.name for path in self.folder.iterdir() if not is_hidden_name(path.name)}
         names = {name for name in left_names if not shard.fullmatch(name)}
         assert names == {path.name for path in self.wholes["new"].iterdir()}, sorted(names)
 
@@ -225,8 +225,8 @@ def _command(words: list[str], before: Callable[[], object]) -> NoReturn:
         os._exit(status)
 
 
-def counted(at: int | None, told: int | None = None) -> None:
-    """Die at that step of this process, or write the number of its steps to `told` in the end."""
+def counted(at: int | None, descriptor: int | None = None) -> None:
+    """Die at that step of this process, or write the number of its steps to `descriptor` in the end."""
     done = 0
 
     def step() -> None:
@@ -234,14 +234,14 @@ def counted(at: int | None, told: int | None = None) -> None:
         if done == at:
             os.kill(os.getpid(), signal.SIGKILL)
         done += 1
-        if told is not None:
-            os.pwrite(told, done.to_bytes(4, "little"), 0)
+        if descriptor is not None:
+            os.pwrite(descriptor, done.to_bytes(4, "little"), 0)
 
     def stepping(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def wrapped(*given: Any, **named: Any) -> Any:
+        def wrapped(*inputs: Any, **named: Any) -> Any:
             step()
-            return function(*given, **named)
+            return function(*inputs, **named)
 
         return wrapped
 
@@ -288,7 +288,7 @@ def at_random(
         status = bench.child(command, wait_s=moment, number=sent)
         assert status in (0, 128 + sent, -sent), status
         if sent != signal.SIGKILL:
-            left = [path.name for path in bench.place.iterdir() if is_hidden_name(path.name)]
+            left = [path.name for path in bench.folder.iterdir() if is_hidden_name(path.name)]
             assert not left, left
         yield number, bench.equals() if number % 10 else bench.stands()
         if number % 20 == 0:

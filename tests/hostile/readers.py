@@ -46,7 +46,7 @@ def tensor(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> str:
     return f"{dtype}{list(shape)}{hashlib.sha256(data).hexdigest()[:24]}"
 
 
-def ours(path: str) -> Form:
+def our_form(path: str) -> Form:
     """Return what ckpttool reads, by the names that the format itself uses."""
     from ckpttool.core import CkpttoolError
     from ckpttool.core.digests import digest_checkpoint
@@ -55,7 +55,7 @@ def ours(path: str) -> Form:
     try:
         checkpoint = open_checkpoint(path)
         digest_checkpoint(checkpoint)
-        return _ours(checkpoint) | (_saved_graph(path) if checkpoint.format == "saved_model" else {})
+        return _our_form_of(checkpoint) | (_saved_graph(path) if checkpoint.format == "saved_model" else {})
     except CkpttoolError as error:
         raise Refused(f"{error.message}: {error.found or ''}") from error
 
@@ -68,7 +68,7 @@ _NAMED = ("tensor_bundle", "tensorflow_v1", "saved_model", "keras_h5", "keras_zi
 _NOTED = re.compile(r"dataset (.+) holds [\d,]+ (?:strings|bytes of text), which are not listed")
 
 
-def _ours(saved: Any) -> Form:
+def _our_form_of(saved: Any) -> Form:
     from ckpttool.core import Leaf
 
     named = saved.format in _NAMED
@@ -718,7 +718,7 @@ def _torch_script() -> Read:
 
 
 READERS: Mapping[str, Callable[[], Read]] = {
-    OURS: lambda: ours,
+    OURS: lambda: our_form,
     "torch": _torch,
     "torch_tar": _torch_tar,
     "torch_dcp": _torch_dcp,
@@ -763,7 +763,7 @@ def batch(reader: str, paths: Sequence[str], out: str, alone: bool) -> None:
 
     most = replace(limits.Limits(), hdf5_seconds=HDF5_SECONDS)
     with forked_children(Forked if alone else Within), limits.using(most):
-        _attempt_all(ours, paths, out)
+        _attempt_all(our_form, paths, out)
 
 
 def _attempt_all(read: Read, paths: Sequence[str], out: str) -> NoReturn:

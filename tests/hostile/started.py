@@ -45,9 +45,9 @@ for package in (
     ckpttool.commands,
     ckpttool.cli,
 ):
-    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if not found.name.endswith(("sb3_child", "remote_sites")):
-            importlib.import_module(found.name)
+    for results in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not results.name.endswith(("sb3_child", "remote_sites")):
+            importlib.import_module(results.name)
 # Gymnasium and the simulators' libraries, which are asked for near names.
 with contextlib.suppress(CkpttoolError):
     environments.make_vector_env("Nothing-v0")

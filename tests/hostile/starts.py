@@ -37,11 +37,11 @@ def seed(*names: str) -> Callable[[], list[bytes]]:
 
 
 def members(seed: str, end: str) -> Callable[[], list[bytes]]:
-    def found() -> list[bytes]:
+    def result() -> list[bytes]:
         with zipfile.ZipFile(BY_NAME[seed].home / BY_NAME[seed].path) as archive:
             return [archive.read(name) for name in archive.namelist() if name.endswith(end)]
 
-    return found
+    return result
 
 
 def pickles() -> list[bytes]:

@@ -46,10 +46,10 @@ def members(value: object = None, storages: dict[str, bytes] | None = None) -> l
     ]
 
 
-def changed(place: int, **fields: Any) -> list[Made]:
+def changed(index: int, **fields: Any) -> list[Made]:
     """Return a checkpoint's members of which one is changed: 0 the pickle, 1 byteorder, 2 the storage."""
     changed_members = members()
-    changed_members[place] = replace(changed_members[place], **fields)
+    changed_members[index] = replace(changed_members[index], **fields)
     return changed_members
 
 
@@ -60,6 +60,6 @@ def torch_file(
     return written(name, archive(members(value, storages)))
 
 
-def zipped(made: Sequence[Made], name: str = "model.pt", **more: Any) -> Callable[[Path], Path]:
+def zipped(members: Sequence[Made], name: str = "model.pt", **more: Any) -> Callable[[Path], Path]:
     """Return the maker of an archive (see zips.archive)."""
-    return written(name, archive(made, **more))
+    return written(name, archive(members, **more))

@@ -129,15 +129,15 @@ def watch(jobs: list[tuple[str, list[list[str]]]]) -> None:
     baseline = _resident()
     own = os.dup(1), os.dup(2)
     sys.addaudithook(_note)
-    found = []
+    result = []
     try:
         for folder, commands in jobs:
             os.chdir(folder)
-            found += [vars(_watched(arguments, baseline)) for arguments in commands]
+            result += [vars(_watched(arguments, baseline)) for arguments in commands]
     finally:
         for number, descriptor in enumerate(own, start=1):
             os.dup2(descriptor, number)
-    print(json.dumps(found))  # noqa: T201  # the answer
+    print(json.dumps(result))  # noqa: T201  # the answer
 
 
 def _watched(arguments: list[str], baseline: int) -> Seen:

@@ -48,7 +48,7 @@ class Made:
         return self.name if isinstance(self.name, bytes) else self.name.encode()
 
     @property
-    def said(self) -> dict[str, Any]:
+    def stated(self) -> dict[str, Any]:
         """What both headers say."""
         return {
             "name": self.raw,
@@ -82,7 +82,7 @@ def archive(members: Sequence[Made], *, prefix: bytes = b"", between: bytes = b"
 
 
 def _local(member: Made) -> bytes:
-    say = {**member.said, "mark": LOCAL_MARK, "extra": len(member.local_extra), **member.local}
+    say = {**member.stated, "mark": LOCAL_MARK, "extra": len(member.local_extra), **member.local}
     sizes = (say["crc"], say["stored"], say["size"])
     head = (say["mark"], 20, say["flags"], say["method"], 0, 0x21, *sizes)
     length = say.get("length", len(say["name"]))
@@ -91,7 +91,7 @@ def _local(member: Made) -> bytes:
 
 def _central(member: Made, header: int) -> bytes:
     say = {
-        **member.said,
+        **member.stated,
         "header": header,
         "comment": len(member.comment),
         "extra": len(member.central_extra),
@@ -127,6 +127,6 @@ def _end(count: int, length: int, offset: int, end: Mapping[str, Any]) -> bytes:
 
 def descriptor(member: Made, layout: str = "<4sIII", **other: int) -> bytes:
     """Return the data descriptor of a member, with its mark unless the layout has no room for it."""
-    fields = {**member.said, **other}
+    fields = {**member.stated, **other}
     mark = (b"PK\x07\x08",) if "s" in layout else ()
     return struct.pack(layout, *mark, fields["crc"], fields["stored"], fields["size"])

@@ -130,11 +130,15 @@ def _other(framework: str) -> str:
 
 
 def conversions(
-    names: Sequence[str], target: str, sources: Sequence[str] = (), ways: Sequence[str] = WAYS, each: int = 0
+    names: Sequence[str],
+    target: str,
+    sources: Sequence[str] = (),
+    ways: Sequence[str] = WAYS,
+    stride: int = 0,
 ) -> list[tuple[str, str, str]]:
     """Return the conversions of these programs: program, file, way.
 
-    With `each`, every program gets that many by files and ways in turn, and one by layer kinds at least.
+    With `stride`, every program gets that many by files and ways in turn, and one by layer kinds at least.
     """
     conversions: list[tuple[str, str, str]] = []
     for name in names:
@@ -144,13 +148,13 @@ def conversions(
             for way in ways
             if (not sources or source in sources) and _applies(target, name, way)
         ]
-        if each and len(able) > each:
-            first = [*PROGRAMS].index(name) * each
-            step = max(1, len(able) // each)
-            chosen = [able[(first + number * step) % len(able)] for number in range(each)]
+        if stride and len(able) > stride:
+            first = [*PROGRAMS].index(name) * stride
+            step = max(1, len(able) // stride)
+            chosen = [able[(first + number * step) % len(able)] for number in range(stride)]
             by_kinds = [one for one in able if one[2] == "kinds"]
             if by_kinds and not any(one in chosen for one in by_kinds):
-                chosen.append(by_kinds[first // each % len(by_kinds)])
+                chosen.append(by_kinds[first // stride % len(by_kinds)])
             able = chosen
         conversions += able
     return conversions
@@ -180,7 +184,7 @@ class _RefusedError(Exception):
 class _Try:
     def __init__(self, target: str, name: str, source: str, way: str, file: Path) -> None:
         self.target, self.name, self.source, self.way, self.file = target, name, source, way, file
-        self.made = program(name)
+        self.attempt = program(name)
         self.side = side(target)
         self.options: list[str] = []
         self.match: list[tuple[str, str]] = []
@@ -195,7 +199,7 @@ class _Try:
         numbered = source == "objects" and names.exists()
         self.names: dict[str, str] = json.loads(names.read_text(encoding="utf-8")) if numbered else {}
         if way in ("like", "into"):
-            self.shapes = tuple(self.side.shapes(self.made))
+            self.shapes = tuple(self.side.shapes(self.attempt))
 
     def cell(self) -> Cell:
         """Convert, follow hints, judge."""
@@ -234,7 +238,7 @@ class _Try:
             net = self._into() if self.way == "into" else self._written()
         except CkpttoolError as error:
             raise _RefusedError(f"{error} [{error.hint or ''}]") from None
-        outputs = self.side.outputs(net) if self.target == "torch" else self.side.outputs(net, self.made)
+        outputs = self.side.outputs(net) if self.target == "torch" else self.side.outputs(net, self.attempt)
         style = "subclassed_" if self.source.startswith("own_") else "functional_"
         file = f"{style}outputs.npz" if self.target == "torch" else "torch_outputs.npz"
         with np.load(self.file.parent / file) as archive:
@@ -324,7 +328,7 @@ class _Try:
         """Take the option that a refusal names; say whether there was a new one."""
         before, text = len(self.options), _options(text)
         if "--input-shape" in text and not self.shapes:
-            self.shapes = tuple(self.side.shapes(self.made))
+            self.shapes = tuple(self.side.shapes(self.attempt))
             self.options.append("--input-shape")
         for source, target in re.findall(r"--match '([^'=]+)=([^']+)'", text):
             if target != "TARGET" and len(self.options) == before:
@@ -334,8 +338,8 @@ class _Try:
             self._add(self.match, (proposed[1], proposed[2]), f"match {proposed[1]}={proposed[2]}")
         if "could fill" in text or "are paired" in text:
             # No pair is proposed, but a user knows which layer is which.
-            for name in dict.fromkeys(line.name for line in self.made.lines if line.name):
-                other = self.made.torch_names.get(name, name)
+            for name in dict.fromkeys(line.name for line in self.attempt.lines if line.name):
+                other = self.attempt.torch_names.get(name, name)
                 source, target = (name, other) if self.target == "torch" else (other, name)
                 source = next((key for key, known in self.names.items() if known == name), source)
                 listed, _, places = text.partition("could fill")
@@ -350,7 +354,7 @@ class _Try:
                     continue
                 # A user knows what stands before and behind a layer.
                 own = self.names.get(title, title)
-                known = orders.parts(self.made, own, proposals, makes=option == "--unflatten")
+                known = orders.parts(self.attempt, own, proposals, makes=option == "--unflatten")
                 if known is None:
                     continue
                 fitting = next((proposal for proposal in proposals if _parts(proposal) == known), None)
@@ -358,7 +362,7 @@ class _Try:
                     fitting = f"{title}={known}"
                 if fitting is not None:
                     self._add(values, fitting, f"{option} {fitting}")
-        lines_by_name = {line.name: line for line in self.made.lines if line.op in _KINDS}
+        lines_by_name = {line.name: line for line in self.attempt.lines if line.op in _KINDS}
         for kind in re.findall(r"--kind '([^']+)'", text)[:1]:
             title = kind.partition("=")[0]
             line = lines_by_name.get(title.rpartition("/")[2])
@@ -393,11 +397,11 @@ def _parts(text: str) -> str:
     return "+".join(extents)
 
 
-def compare(found: np.ndarray, wanted: np.ndarray) -> None:
+def compare(actual: np.ndarray, expected: np.ndarray) -> None:
     """Raise WrongError unless the values are equal within the tolerance."""
-    if found.shape != wanted.shape:
-        raise WrongError(f"shapes {found.shape} and {wanted.shape}")
-    largest = float(np.max(np.abs(found - wanted))) / max(1e-3, float(np.max(np.abs(wanted))))
+    if actual.shape != expected.shape:
+        raise WrongError(f"shapes {actual.shape} and {expected.shape}")
+    largest = float(np.max(np.abs(actual - expected))) / max(1e-3, float(np.max(np.abs(expected))))
     if not largest <= OUTPUTS:
         raise WrongError(f"outputs differ by {largest:.1%}")
 
@@ -423,11 +427,11 @@ def run(
     targets: Iterable[str] = ("torch", "keras"),
     sources: Sequence[str] = (),
     ways: Sequence[str] = WAYS,
-    each: int = 0,
+    stride: int = 0,
 ) -> Iterator[Cell]:
     """Make the models of these programs, convert them, and go through all cells; see `conversions`."""
     for part in [list(names[start : start + _AT_ONCE]) for start in range(0, len(names), _AT_ONCE)]:
-        chosen = {target: conversions(part, target, sources, ways, each) for target in targets}
+        chosen = {target: conversions(part, target, sources, ways, stride) for target in targets}
         for target in filter(chosen.get, chosen):
             missing = [name for name in part if not (folder / name / _DONE[_other(target)]).exists()]
             if missing:
@@ -454,12 +458,12 @@ def _child(framework: str, call: str, folder: Path) -> str:
     return output
 
 
-def is_determined(cell: Cell, made: Program) -> bool:
+def is_determined(cell: Cell, twin: Program) -> bool:
     """Say whether the source, with the target's own model where there is one, determines the answer.
 
     A file of weights alone says nothing of an order that is not its framework's own.
     """
-    if made.natural:
+    if twin.natural:
         return True
     return cell.source in TELLING and cell.way != "kinds"
 

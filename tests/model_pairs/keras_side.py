@@ -143,22 +143,22 @@ class Net(keras.Model):  # type: ignore[misc]
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.made = program(name)
-        for line in self.made.lines:
+        self.layers_ = program(name)
+        for line in self.layers_.lines:
             layer = _layer(line, line.name) if line.name and not hasattr(self, line.name) else None
             if layer is not None:
                 setattr(self, line.name, layer)
 
-    def call(self, *given: Any) -> Any:
-        if len(given) == 1 and isinstance(given[0], list | tuple):
-            given = tuple(given[0])
-        values = {input_.number: x for input_, x in zip(self.made.inputs, given, strict=True)}
-        for line in self.made.lines:
+    def call(self, *inputs: Any) -> Any:
+        if len(inputs) == 1 and isinstance(inputs[0], list | tuple):
+            inputs = tuple(inputs[0])
+        values = {input_.number: x for input_, x in zip(self.layers_.inputs, inputs, strict=True)}
+        for line in self.layers_.lines:
             layer = getattr(self, line.name) if line.name else None
             values[line.out.number] = _step(
                 line, layer, [values[value.number] for value in line.ins], layers=False
             )
-        results = [values[output.number] for output in self.made.outputs]
+        results = [values[output.number] for output in self.layers_.outputs]
         return results if len(results) > 1 else results[0]
 
 
@@ -204,9 +204,9 @@ def build(name: str, style: str = "functional", seed: int = 0) -> Any:
     return net
 
 
-def shapes(made: Program) -> list[tuple[int, ...]]:
+def shapes(twin: Program) -> list[tuple[int, ...]]:
     """Return the shapes of a program's inputs in Keras."""
-    return [_last(input_.kind, input_.shape) for input_ in made.inputs]
+    return [_last(input_.kind, input_.shape) for input_ in twin.inputs]
 
 
 def _last(kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -215,19 +215,19 @@ def _last(kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0], *shape[2:], shape[1]) if kind == "frames" else shape
 
 
-def call(net: Any, given: list[np.ndarray]) -> Any:
+def call(net: Any, inputs: list[np.ndarray]) -> Any:
     """Return what a model of either style makes of its inputs."""
-    x = [tf.constant(array) for array in given]
+    x = [tf.constant(array) for array in inputs]
     return net(x if len(x) > 1 else x[0])
 
 
-def inputs(made: Program, seed: int = 1) -> list[np.ndarray]:
+def inputs(twin: Program, seed: int = 1) -> list[np.ndarray]:
     """Return random inputs as Keras takes them: those of torch_side, images with their channels last."""
     draw = np.random.default_rng(seed)
     arrays = []
-    for input_ in made.inputs:
+    for input_ in twin.inputs:
         if input_.kind == "tokens":
-            arrays.append(draw.integers(0, made.words, (3, *input_.shape)))
+            arrays.append(draw.integers(0, twin.words, (3, *input_.shape)))
             continue
         value = draw.standard_normal((3, *input_.shape)).astype(np.float32)
         axis = {"image": 1, "frames": 2}.get(input_.kind)
@@ -235,13 +235,13 @@ def inputs(made: Program, seed: int = 1) -> list[np.ndarray]:
     return arrays
 
 
-def outputs(net: Any, made: Program) -> list[np.ndarray]:
+def outputs(net: Any, twin: Program) -> list[np.ndarray]:
     """Return what the model makes of the program's inputs, images with their channels first."""
-    results = call(net, inputs(made))
+    results = call(net, inputs(twin))
     results = results if isinstance(results, list | tuple) else [results]
     return [
         np.moveaxis(np.asarray(array), -1, 1) if value.kind == "image" else np.asarray(array)
-        for array, value in zip(results, made.outputs, strict=True)
+        for array, value in zip(results, twin.outputs, strict=True)
     ]
 
 

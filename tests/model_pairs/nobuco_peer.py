@@ -41,14 +41,14 @@ def define_operators() -> None:
     if not hasattr(torch.ops.torchvision, "nms"):
         library = torch.library.Library("torchvision", "DEF")
         _LIBRARIES.append(library)
-        for each in ("nms", "qnms"):
-            library.define(f"{each}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        for item in ("nms", "qnms"):
+            library.define(f"{item}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def import_nobuco() -> Any:
     """Return nobuco, for which Keras 2 is `keras` from now on; other modules keep their Keras 3."""
     os.environ.update(TF_USE_LEGACY_KERAS="1", TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
-    for name in [each for each in sys.modules if each.partition(".")[0] == "keras"]:
+    for name in [module for module in sys.modules if module.partition(".")[0] == "keras"]:
         del sys.modules[name]
     sys.meta_path.insert(0, LegacyKeras())
     import tensorflow  # before PyTorch: the two can abort in the other order

@@ -483,7 +483,7 @@ def _same_models(outcomes: Sequence[Outcome]) -> str:
 
 def _of_twins() -> str:
     """Return the table of all tools on the models written twice, "" without records."""
-    outcomes = [each for each in recorded() if each.program.startswith(TWINS)]
+    outcomes = [record for record in recorded() if record.program.startswith(TWINS)]
     if not outcomes:
         return ""
     names = twins.usual_names()
@@ -491,10 +491,10 @@ def _of_twins() -> str:
     for target, title in (("torch", "PyTorch"), ("keras", "Keras")):
         rows = []
         for form in ("keras", "saved_model") if target == "torch" else ("pt", "script", "onnx"):
-            cells = [each for each in twins.recorded() if each.pair in names and each.source == form]
-            rows.append(("ckpttool", twins.FORM_TITLES[form], [each.state for each in cells]))
+            cells = [record for record in twins.recorded() if record.pair in names and record.source == form]
+            rows.append(("ckpttool", twins.FORM_TITLES[form], [cell.state for cell in cells]))
         for key, tool in TOOLS[target].items():
-            mine = [each.state for each in outcomes if (each.target, each.tool) == (target, key)]
+            mine = [outcome.state for outcome in outcomes if (outcome.target, outcome.tool) == (target, key)]
             rows += [(tool.title, tool.source, mine)] if mine else []
         for tool_title, source, states in rows:
             counts = Counter(states)

@@ -54,7 +54,7 @@ class Program:
         self._count += 1
         return Value(self._count, kind, tuple(shape))
 
-    def given(self, kind: str, *shape: int) -> Value:
+    def stated(self, kind: str, *shape: int) -> Value:
         value = self.value(kind, *shape)
         self.inputs.append(value)
         return value
@@ -179,10 +179,10 @@ PROGRAMS: dict[str, Callable[[], Program]] = {}
 
 
 def _put(name: str, make: Callable[[Program], Program]) -> None:
-    def made() -> Program:
+    def output() -> Program:
         return make(Program(name))
 
-    PROGRAMS[name] = made
+    PROGRAMS[name] = output
 
 
 def program(name: str) -> Program:
@@ -206,7 +206,7 @@ def _cnn(
     twice: bool = False,
     after: str = "",
 ) -> Program:
-    x = p.given("image", *size)
+    x = p.stated("image", *size)
     x = p.relu(p.conv(x, 4, "conv1"))
     if norm == "bn":
         x = p.bn(x, "norm1")
@@ -219,7 +219,7 @@ def _cnn(
     if after:
         x = p.same(after, x, "norm2")
     if side:
-        more = p.given("vector", side)
+        more = p.stated("vector", side)
         x = p.concat(more, x) if before else p.concat(x, more)
     if twice:
         value, advantage = p.dense(x, 1, "value"), p.dense(x, 4, "advantage")
@@ -249,27 +249,27 @@ for _rank, _size in _IMAGES.items():
 
 def _branches(p: Program, *, order: str = "own") -> Program:
     """Two images, each flattened, and a vector, into one dense layer."""
-    a = p.flatten(p.relu(p.conv(p.given("image", 3, 6, 7), 4, "left")), order)
-    b = p.flatten(p.relu(p.conv(p.given("image", 2, 5, 4), 3, "right")), order)
-    v = p.relu(p.dense(p.given("vector", 6), 8, "vector"))
+    a = p.flatten(p.relu(p.conv(p.stated("image", 3, 6, 7), 4, "left")), order)
+    b = p.flatten(p.relu(p.conv(p.stated("image", 2, 5, 4), 3, "right")), order)
+    v = p.relu(p.dense(p.stated("vector", 6), 8, "vector"))
     return p.done(p.dense(p.relu(p.dense(p.concat(a, v, b), 9, "hidden")), 2, "out"))
 
 
 def _flat_heads(p: Program) -> Program:
-    x = p.flatten(p.relu(p.conv(p.given("image", 3, 6, 7), 4, "conv")))
+    x = p.flatten(p.relu(p.conv(p.stated("image", 3, 6, 7), 4, "conv")))
     hidden = p.relu(p.dense(x, 10, "hidden"))
     return p.done(p.dense(hidden, 3, "mean"), p.dense(hidden, 3, "log_std"))
 
 
 def _recurrent(p: Program, kind: str = "lstm", order: str = "own") -> Program:
-    x = p.given("frames", 3, 2, 6, 5)
+    x = p.stated("frames", 3, 2, 6, 5)
     x = p.step("td_conv", [x], p.value("frames", 3, 4, 4, 3), "conv", kernel=3)
     return p.done(p.dense(p.lstm(p.flatten(x, order), 6, "memory", kind), 2, "out"))
 
 
 def _rows(p: Program) -> Program:
     """An image's places as a sequence: the same order of features everywhere."""
-    x = p.patches(p.relu(p.conv(p.given("image", 3, 6, 7), 4, "conv")))
+    x = p.patches(p.relu(p.conv(p.stated("image", 3, 6, 7), 4, "conv")))
     return p.done(p.dense(p.lstm(x, 6, "memory"), 2, "out"))
 
 
@@ -288,7 +288,7 @@ _put("rows_lstm", _rows)
 def _decoder(
     p: Program, shape: Shape = (6, 3, 4), *, order: str = "own", norm: str = "", prelu: bool = False
 ) -> Program:
-    z = p.given("vector", 5)
+    z = p.stated("vector", 5)
     x = p.dense(z, math.prod(shape), "fc", bias=norm != "bn")
     if norm:
         x = p.same(norm, x, "norm")
@@ -313,7 +313,7 @@ for _name, _how in {
 
 
 def _vae(p: Program, *, order: str = "own", split: bool = True) -> Program:
-    x = p.relu(p.conv(p.given("image", 3, 8, 10), 4, "conv1", stride=2))
+    x = p.relu(p.conv(p.stated("image", 3, 8, 10), 4, "conv1", stride=2))
     shape = x.shape
     x = p.flatten(x, order)
     z = p.dense(x, 5, "mean")
@@ -331,14 +331,14 @@ _put("autoencoder", lambda p: _vae(p, split=False))
 
 def _conditional(p: Program) -> Program:
     """A generator whose label and noise become an image's channels."""
-    z, label = p.given("vector", 5), p.given("vector", 3)
+    z, label = p.stated("vector", 5), p.stated("vector", 3)
     one = p.image(p.relu(p.dense(z, 4 * 3 * 4, "noise")), 4, 3, 4)
     two = p.image(p.relu(p.dense(label, 2 * 3 * 4, "label")), 2, 3, 4)
     return p.done(p.convt(p.concat(one, two), 3, "up"))
 
 
 def _dcgan(p: Program) -> Program:
-    z = p.given("vector", 6)
+    z = p.stated("vector", 6)
     x = p.bn(p.dense(z, 8 * 2 * 3, "project", bias=False), "bn0")
     x = p.relu(p.image(x, 8, 2, 3))
     x = p.relu(p.bn(p.convt(x, 6, "up1"), "bn1"))
@@ -346,34 +346,34 @@ def _dcgan(p: Program) -> Program:
 
 
 def _discriminator(p: Program) -> Program:
-    x = p.relu(p.conv(p.given("image", 3, 9, 8), 4, "conv1", stride=2))
+    x = p.relu(p.conv(p.stated("image", 3, 9, 8), 4, "conv1", stride=2))
     x = p.relu(p.bn(p.conv(x, 6, "conv2", kernel=2), "bn1"))
     return p.done(p.dense(p.flatten(x), 1, "judge"))
 
 
 def _residual_decoder(p: Program) -> Program:
     """Two dense layers are added and become an image."""
-    z = p.given("vector", 5)
+    z = p.stated("vector", 5)
     one, two = p.dense(z, 4 * 3 * 2, "one"), p.dense(z, 4 * 3 * 2, "two")
     return p.done(p.convt(p.image(p.add(one, two), 4, 3, 2), 2, "up"))
 
 
 def _gated(p: Program) -> Program:
     """What a vector makes scales a flattened image."""
-    x = p.flatten(p.relu(p.conv(p.given("image", 2, 6, 5), 3, "conv")))
-    gate = p.dense(p.given("vector", 4), x.shape[0], "gate")
+    x = p.flatten(p.relu(p.conv(p.stated("image", 2, 6, 5), 3, "conv")))
+    gate = p.dense(p.stated("vector", 4), x.shape[0], "gate")
     return p.done(p.dense(p.multiply(x, gate), 2, "out"))
 
 
 def _hidden_square(p: Program) -> Program:
     """A dense layer from a flattened image to a flattened image."""
-    x = p.relu(p.conv(p.given("image", 2, 6, 5), 3, "conv"))
+    x = p.relu(p.conv(p.stated("image", 2, 6, 5), 3, "conv"))
     shape = x.shape
     x = p.relu(p.dense(p.flatten(x), math.prod(shape), "mix"))
     return p.done(p.conv(p.image(x, *shape), 2, "last", kernel=2))
 
 
-for _made in (
+for _outputs in (
     _conditional,
     _dcgan,
     _discriminator,
@@ -381,14 +381,14 @@ for _made in (
     _gated,
     _hidden_square,
 ):
-    _put(_made.__name__.lstrip("_"), _made)
+    _put(_outputs.__name__.lstrip("_"), _outputs)
 
 
 # --- No image is flattened ------------------------------------------------------------------------------
 
 
 def _mlp(p: Program, widths: Sequence[int] = (7, 5, 3), norm: str = "") -> Program:
-    x = p.given("vector", 6)
+    x = p.stated("vector", 6)
     for number, width in enumerate(widths[:-1]):
         x = p.dense(x, width, f"fc{number + 1}")
         if norm:
@@ -404,7 +404,7 @@ _put("mlp_ln", lambda p: _mlp(p, norm="ln"))
 
 
 def _dueling(p: Program) -> Program:
-    x = p.relu(p.dense(p.given("vector", 6), 8, "trunk"))
+    x = p.relu(p.dense(p.stated("vector", 6), 8, "trunk"))
     return p.done(
         p.dense(p.relu(p.dense(x, 8, "value1")), 1, "value2"),
         p.dense(p.relu(p.dense(x, 8, "advantage1")), 4, "advantage2"),
@@ -412,37 +412,37 @@ def _dueling(p: Program) -> Program:
 
 
 def _two_inputs(p: Program) -> Program:
-    x = p.concat(p.given("vector", 5), p.given("vector", 3))
+    x = p.concat(p.stated("vector", 5), p.stated("vector", 3))
     return p.done(p.dense(p.relu(p.dense(x, 8, "fc1")), 1, "fc2"))
 
 
 def _siamese(p: Program) -> Program:
-    one, two = p.given("vector", 5), p.given("vector", 5)
+    one, two = p.stated("vector", 5), p.stated("vector", 5)
     a, b = p.relu(p.dense(one, 6, "shared")), p.relu(p.dense(two, 6, "shared"))
     return p.done(p.dense(p.concat(a, b), 1, "out"))
 
 
 def _siamese_images(p: Program) -> Program:
-    one, two = p.given("image", 2, 6, 5), p.given("image", 2, 6, 5)
+    one, two = p.stated("image", 2, 6, 5), p.stated("image", 2, 6, 5)
     a, b = (p.flatten(p.relu(p.conv(image, 3, "shared"))) for image in (one, two))
     return p.done(p.dense(p.concat(a, b), 2, "out"))
 
 
 def _resnet(p: Program) -> Program:
-    x = p.relu(p.bn(p.conv(p.given("image", 3, 9, 8), 4, "stem"), "bn0"))
+    x = p.relu(p.bn(p.conv(p.stated("image", 3, 9, 8), 4, "stem"), "bn0"))
     y = p.relu(p.bn(p.conv(x, 4, "conv1", kernel=1), "bn1"))
     x = p.relu(p.add(x, p.bn(p.conv(y, 4, "conv2", kernel=1), "bn2")))
     return p.done(p.dense(p.gap(x), 3, "out"))
 
 
 def _resnet_flat(p: Program) -> Program:
-    x = p.relu(p.conv(p.given("image", 3, 7, 6), 4, "stem"))
+    x = p.relu(p.conv(p.stated("image", 3, 7, 6), 4, "stem"))
     x = p.relu(p.add(x, p.conv(x, 4, "conv1", kernel=1)))
     return p.done(p.dense(p.flatten(x), 3, "out"))
 
 
 def _u_net(p: Program) -> Program:
-    x = p.given("image", 3, 8, 12)
+    x = p.stated("image", 3, 8, 12)
     one = p.relu(p.conv(x, 4, "enc1", kernel=1))
     two = p.relu(p.conv(p.pool(one), 6, "enc2", kernel=1))
     up = p.convt(two, 4, "up")
@@ -450,62 +450,62 @@ def _u_net(p: Program) -> Program:
 
 
 def _separable(p: Program) -> Program:
-    x = p.relu(p.depthwise(p.given("image", 3, 8, 7), "depthwise"))
+    x = p.relu(p.depthwise(p.stated("image", 3, 8, 7), "depthwise"))
     x = p.relu(p.conv(x, 5, "pointwise", kernel=1))
     return p.done(p.dense(p.flatten(x), 3, "out"))
 
 
 def _squeeze(p: Program) -> Program:
     """Squeeze and excitation: a vector of channels, and no flattened image."""
-    x = p.relu(p.conv(p.given("image", 3, 7, 6), 8, "conv"))
+    x = p.relu(p.conv(p.stated("image", 3, 7, 6), 8, "conv"))
     gate = p.dense(p.relu(p.dense(p.gap(x), 4, "squeeze")), 8, "excite")
     return p.done(p.dense(p.multiply(p.gap(x), gate), 3, "out"))
 
 
 def _squeeze_flat(p: Program) -> Program:
     """A squeeze-excite block, whose image is flattened."""
-    x = p.relu(p.conv(p.given("image", 3, 7, 6), 8, "conv"))
+    x = p.relu(p.conv(p.stated("image", 3, 7, 6), 8, "conv"))
     gate = p.dense(p.relu(p.dense(p.gap(x), 4, "squeeze")), 8, "excite")
     return p.done(p.dense(p.flatten(p.scale(x, gate)), 3, "out"))
 
 
 def _super_resolution(p: Program) -> Program:
     """Convolutions whose channels become places: one before a convolution, one at the end."""
-    x = p.relu(p.conv(p.given("image", 2, 6, 5), 12, "wide"))
+    x = p.relu(p.conv(p.stated("image", 2, 6, 5), 12, "wide"))
     x = p.relu(p.conv(p.shuffle(x), 8, "next", kernel=2))
     return p.done(p.shuffle(x))
 
 
 def _focus(p: Program) -> Program:
     """An image whose places become channels first, and again between convolutions."""
-    x = p.relu(p.conv(p.unshuffle(p.given("image", 3, 12, 8)), 4, "stem", kernel=1))
+    x = p.relu(p.conv(p.unshuffle(p.stated("image", 3, 12, 8)), 4, "stem", kernel=1))
     x = p.bn(p.conv(p.unshuffle(x), 6, "next", kernel=2), "norm")
     return p.done(p.dense(p.flatten(p.relu(x)), 3, "out"))
 
 
 def _transposed_flat(p: Program) -> Program:
     """What a transposed convolution gives, flattened."""
-    x = p.relu(p.convt(p.given("image", 3, 3, 4), 5, "up"))
+    x = p.relu(p.convt(p.stated("image", 3, 3, 4), 5, "up"))
     return p.done(p.dense(p.relu(p.dense(p.flatten(x), 6, "hidden")), 2, "out"))
 
 
 def _both_sides(p: Program, *, order: str = "own") -> Program:
     """A flattened image between two vectors, one of them a layer's."""
-    x = p.flatten(p.relu(p.conv(p.given("image", 3, 6, 5), 4, "conv")), order)
-    one, two = p.given("vector", 3), p.relu(p.dense(p.given("vector", 4), 5, "encode"))
+    x = p.flatten(p.relu(p.conv(p.stated("image", 3, 6, 5), 4, "conv")), order)
+    one, two = p.stated("vector", 3), p.relu(p.dense(p.stated("vector", 4), 5, "encode"))
     return p.done(p.dense(p.relu(p.dense(p.concat(one, x, two), 7, "hidden")), 2, "out"))
 
 
 def _flat_recurrent(p: Program, order: str = "own") -> Program:
     """A flattened image as a sequence of one step."""
-    x = p.flatten(p.relu(p.conv(p.given("image", 3, 6, 5), 4, "conv")), order)
+    x = p.flatten(p.relu(p.conv(p.stated("image", 3, 6, 5), 4, "conv")), order)
     x = p.step("step", [x], p.value("sequence", 1, x.shape[0]))
     return p.done(p.dense(p.lstm(x, 6, "memory", "gru"), 2, "out"))
 
 
 def _deep(p: Program) -> Program:
     """Blocks of convolutions with norms and pools, then two dense layers."""
-    x = p.given("image", 3, 14, 12)
+    x = p.stated("image", 3, 14, 12)
     for number, width in enumerate((4, 6, 6)):
         x = p.relu(p.bn(p.conv(x, width, f"conv{number + 1}", kernel=2), f"norm{number + 1}"))
         x = p.pool(x) if number else x
@@ -513,7 +513,7 @@ def _deep(p: Program) -> Program:
 
 
 def _encoder(p: Program) -> Program:
-    x = p.given("sequence", 5, 8)
+    x = p.stated("sequence", 5, 8)
     x = p.ln(p.add(x, p.attention(x, 2, "attention")), "norm1")
     y = p.dense(p.relu(p.dense(x, 16, "ff1")), 8, "ff2")
     return p.done(p.dense(p.mean(p.ln(p.add(x, y), "norm2")), 3, "out"))
@@ -521,7 +521,7 @@ def _encoder(p: Program) -> Program:
 
 def _transformer(p: Program) -> Program:
     p.words = 11
-    x = p.embed(p.given("tokens", 5), 8, "words")
+    x = p.embed(p.stated("tokens", 5), 8, "words")
     x = p.same("positions", x, "places")
     q, k, v = (p.dense(x, 8, part) for part in ("query", "key", "value"))
     x = p.ln(p.add(x, p.dense(p.step("attend", [q, k, v], p.value("sequence", 5, 8)), 8, "project")), "norm1")
@@ -529,63 +529,63 @@ def _transformer(p: Program) -> Program:
 
 
 def _vit(p: Program) -> Program:
-    x = p.patches(p.conv(p.given("image", 3, 8, 6), 8, "patch", kernel=2, stride=2))
+    x = p.patches(p.conv(p.stated("image", 3, 8, 6), 8, "patch", kernel=2, stride=2))
     x = p.add(x, p.attention(p.ln(x, "norm1"), 2, "attention"))
     return p.done(p.dense(p.mean(x), 3, "out"))
 
 
 def _recommender(p: Program) -> Program:
     p.words = 9
-    user, item = p.given("tokens", 1), p.given("tokens", 1)
+    user, item = p.stated("tokens", 1), p.stated("tokens", 1)
     x = p.concat(p.mean(p.embed(user, 4, "user")), p.mean(p.embed(item, 4, "item")))
     return p.done(p.dense(p.relu(p.dense(x, 8, "hidden")), 1, "score"))
 
 
 def _sequence_flat(p: Program, kind: str = "lstm") -> Program:
     """A flattened sequence, whose features stand last in both frameworks."""
-    x = p.lstm(p.given("sequence", 5, 4), 6, "memory", kind, sequences=True)
+    x = p.lstm(p.stated("sequence", 5, 4), 6, "memory", kind, sequences=True)
     return p.done(p.dense(p.step("rows", [x], p.value("vector", 30)), 3, "out"))
 
 
 def _embedding_flat(p: Program) -> Program:
     p.words = 9
-    x = p.embed(p.given("tokens", 5), 4, "words")
+    x = p.embed(p.stated("tokens", 5), 4, "words")
     return p.done(p.dense(p.step("rows", [x], p.value("vector", 20)), 3, "out"))
 
 
 def _conv_lstm(p: Program) -> Program:
-    x = p.patches(p.relu(p.conv(p.given("image", 4, 9), 6, "conv")))
+    x = p.patches(p.relu(p.conv(p.stated("image", 4, 9), 6, "conv")))
     return p.done(p.dense(p.lstm(x, 5, "memory"), 2, "out"))
 
 
 def _mixture(p: Program) -> Program:
-    x = p.relu(p.dense(p.given("vector", 5), 9, "body"))
+    x = p.relu(p.dense(p.stated("vector", 5), 9, "body"))
     return p.done(p.dense(x, 4, "logits"), p.dense(x, 12, "means"), p.dense(x, 12, "spreads"))
 
 
 def _autoencoder_square(p: Program) -> Program:
-    x = p.given("vector", 6)
+    x = p.stated("vector", 6)
     for name in ("down1", "down2", "up1"):
         x = p.relu(p.dense(x, 6, name))
     return p.done(p.dense(x, 6, "up2"))
 
 
 def _stacked(p: Program) -> Program:
-    x = p.lstm(p.given("sequence", 5, 4), 6, "first", sequences=True)
+    x = p.lstm(p.stated("sequence", 5, 4), 6, "first", sequences=True)
     return p.done(p.dense(p.lstm(x, 5, "second", "gru"), 2, "out"))
 
 
 def _flat_input(p: Program) -> Program:
     """An image that no convolution sees, flattened."""
-    return p.done(p.dense(p.relu(p.dense(p.flatten(p.given("image", 1, 6, 5)), 7, "fc1")), 3, "fc2"))
+    return p.done(p.dense(p.relu(p.dense(p.flatten(p.stated("image", 1, 6, 5)), 7, "fc1")), 3, "fc2"))
 
 
 def _flat_colors(p: Program) -> Program:
     p.natural = False
-    return p.done(p.dense(p.relu(p.dense(p.flatten(p.given("image", 3, 6, 5)), 7, "fc1")), 3, "fc2"))
+    return p.done(p.dense(p.relu(p.dense(p.flatten(p.stated("image", 3, 6, 5)), 7, "fc1")), 3, "fc2"))
 
 
-for _made in (
+for _outputs in (
     _dueling,
     _two_inputs,
     _siamese,
@@ -615,22 +615,22 @@ for _made in (
     _flat_input,
     _flat_colors,
 ):
-    _put(_made.__name__.lstrip("_"), _made)
+    _put(_outputs.__name__.lstrip("_"), _outputs)
 
 
-def parts(made: Program, title: str, said: Sequence[str], *, makes: bool) -> str | None:
+def parts(program: Program, title: str, texts: Sequence[str], *, makes: bool) -> str | None:
     """Return what `--flatten` or `--unflatten` says of a layer: `30,5+4`, or `no`.
 
     A layer that takes an image in an order of its own takes none that would have to be reordered. One whose
-    name the file lacks is known by the length that the options `said` give; None if that is not enough.
+    name the file lacks is known by the length that the options `texts` give; None if that is not enough.
     """
-    names = {line.name: line for line in made.lines if line.name}
-    names |= {made.torch_names.get(name, name): line for name, line in names.items()}
+    names = {line.name: line for line in program.lines if line.name}
+    names |= {program.torch_names.get(name, name): line for name, line in names.items()}
     line = next((names[part] for part in reversed(title.split("/")) if part in names), None)
     if line is None:
-        lengths = {_length(text) for text in said if not text.endswith("=no")}
+        lengths = {_length(text) for text in texts if not text.endswith("=no")}
         able = {
-            parts(made, name, (), makes=makes)
+            parts(program, name, (), makes=makes)
             for name, line in names.items()
             if len(line.out.shape) == 1 and math.prod((line.out if makes else line.ins[0]).shape) in lengths
         }
@@ -638,16 +638,16 @@ def parts(made: Program, title: str, said: Sequence[str], *, makes: bool) -> str
     if line.op in ("conv", "convt"):
         ways = {"shuffle": (line.out, 0), "unshuffle": (line.ins[0], 1)}
         value, at = ways["shuffle" if makes else "unshuffle"]
-        for other in made.lines:
-            if other.op == ("shuffle" if makes else "unshuffle") and _is_one(made, value, other, at):
+        for other in program.lines:
+            if other.op == ("shuffle" if makes else "unshuffle") and _is_one(program, value, other, at):
                 small = other.out.shape[0] if makes else other.ins[0].shape[0]
                 return f"{other.args['factor'] ** 2},{small}"
         return "no"
     if makes or line.op in ("bn", "ln", "prelu"):
-        behind = _behind(made, line.out)
+        behind = _behind(program, line.out)
         if behind or makes:
             return behind or "no"
-    return _before(made, line.ins[0]) or "no"
+    return _before(program, line.ins[0]) or "no"
 
 
 def _is_one(program: Program, value: Value, line: Line, at: int) -> bool:
@@ -705,7 +705,7 @@ _put("flat_recurrent_first", lambda p: _flat_recurrent(p, "first"))
 def _renamed(name: str) -> Callable[[], Program]:
     make = PROGRAMS[name]
 
-    def made() -> Program:
+    def output() -> Program:
         renamed = make()
         counts: dict[str, int] = {}
         stems = {"dense": "fc", "conv": "conv", "td_conv": "conv", "convt": "deconv", "bn": "bn", "ln": "ln"}
@@ -716,7 +716,7 @@ def _renamed(name: str) -> Callable[[], Program]:
                 renamed.torch_names[line.name] = f"{stem}_{counts[stem]}"
         return renamed
 
-    return made
+    return output
 
 
 for _name in tuple(PROGRAMS):

@@ -74,8 +74,8 @@ class Net(nn.Module):
     def _name(self, line: Line) -> str:
         return self.program.torch_names.get(line.name, line.name)
 
-    def forward(self, *given: Tensor) -> Any:
-        values = {input_.number: x for input_, x in zip(self.program.inputs, given, strict=True)}
+    def forward(self, *inputs: Tensor) -> Any:
+        values = {input_.number: x for input_, x in zip(self.program.inputs, inputs, strict=True)}
         for line in self.program.lines:
             layer = self.get_submodule(self._name(line)) if line.name else None
             values[line.out.number] = _step(line, layer, [values[value.number] for value in line.ins])
@@ -140,14 +140,14 @@ def build(name: str, seed: int = 0) -> Net:
     return net
 
 
-def inputs(made: Program, seed: int = 1) -> list[np.ndarray]:
+def inputs(twin: Program, seed: int = 1) -> list[np.ndarray]:
     """Return random inputs as PyTorch takes them."""
     draw = np.random.default_rng(seed)
     return [
-        draw.integers(0, made.words, (3, *input_.shape))
+        draw.integers(0, twin.words, (3, *input_.shape))
         if input_.kind == "tokens"
         else draw.standard_normal((3, *input_.shape)).astype(np.float32)
-        for input_ in made.inputs
+        for input_ in twin.inputs
     ]
 
 
@@ -184,9 +184,9 @@ def save(name: str, folder: Path, sources: Sequence[str]) -> None:
     np.savez(folder / "torch_outputs.npz", *outputs(net))
 
 
-def shapes(made: Program) -> list[tuple[int, ...]]:
+def shapes(twin: Program) -> list[tuple[int, ...]]:
     """Return the shapes of a program's inputs in PyTorch."""
-    return [input_.shape for input_ in made.inputs]
+    return [input_.shape for input_ in twin.inputs]
 
 
 def _renamed(key: str, places: dict[str, str]) -> str:
@@ -203,16 +203,16 @@ def load(name: str, file: Path) -> Net:
     """Return a model that loaded what was written for it; raise what PyTorch raises."""
     net = build(name, 5)
     state = torch.load(file, weights_only=True)
-    wanted = net.state_dict()
-    if state.keys() != wanted.keys():
+    expected = net.state_dict()
+    if state.keys() != expected.keys():
         # Keras's numbered layers, and the list of variables that it exports, in the order of the model.
         layers = dict.fromkeys(key.rpartition(".")[0].removeprefix("variables.") for key in state)
-        own = dict.fromkeys(key.rpartition(".")[0] for key in wanted)
+        own = dict.fromkeys(key.rpartition(".")[0] for key in expected)
         listed = file.with_name("names.json")
         known = json.loads(listed.read_text(encoding="utf-8")) if listed.exists() else {}
         named = [known.get(f"_operations/{layer.rpartition('.')[2]}") for layer in layers]
-        ours_ = {net.program.torch_names.get(name, name) for name in named if name}
-        if None not in named and ours_ == set(own):
+        actual = {net.program.torch_names.get(name, name) for name in named if name}
+        if None not in named and actual == set(own):
             # Checkpoints of Keras's objects number the layers.
             places = {
                 layer: net.program.torch_names.get(str(name), str(name))

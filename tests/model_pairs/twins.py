@@ -144,7 +144,7 @@ def shapes(twins: Twins, framework: str) -> list[tuple[int, ...]]:
     return shapes
 
 
-def given(twins: Twins, framework: str, seed: int, scale: float = 1.0) -> list[np.ndarray]:
+def random_inputs(twins: Twins, framework: str, seed: int, scale: float = 1.0) -> list[np.ndarray]:
     """Return random inputs; those of one seed are the same for both frameworks."""
     draw = np.random.default_rng(seed)
     arrays = []
@@ -191,7 +191,7 @@ class Keras:
 
     def outputs(self, model: Any, twins: Twins, seed: int, scale: float = 1.0) -> list[np.ndarray]:
         """Return what the model makes of random inputs."""
-        x = given(twins, "keras", seed, scale)
+        x = random_inputs(twins, "keras", seed, scale)
         x = [array.astype("int32") if array.dtype.kind == "i" else array for array in x]
         return [np.asarray(tensor) for tensor in flat(model(x if len(x) > 1 else x[0]))]
 
@@ -236,7 +236,7 @@ class Torch:
         import torch
 
         with torch.no_grad():
-            tensors = flat(model.eval()(*map(torch.from_numpy, given(twins, "torch", seed, scale))))
+            tensors = flat(model.eval()(*map(torch.from_numpy, random_inputs(twins, "torch", seed, scale))))
         first = twins.out in ("img", "seqc")
         return [np.moveaxis(e.numpy(), 1, -1) if first and e.ndim > 2 else e.numpy() for e in tensors]
 
@@ -259,10 +259,10 @@ class Torch:
                 warnings.simplefilter("ignore")
                 # Norms stay layers of their own.
                 kept = torch.onnx.TrainingMode.PRESERVE
-                x = tuple(map(torch.from_numpy, given(twins, "torch", 1)))
+                x = tuple(map(torch.from_numpy, random_inputs(twins, "torch", 1)))
                 torch.onnx.export(model, x, path, dynamo=False, training=kept)
         else:
-            torch.jit.trace(model, tuple(map(torch.from_numpy, given(twins, "torch", 1)))).save(path)
+            torch.jit.trace(model, tuple(map(torch.from_numpy, random_inputs(twins, "torch", 1)))).save(path)
         return path
 
 
@@ -318,10 +318,10 @@ class _Tries:
     """One filling, and those that the hints of a refusal or the sentence of an assumption lead to."""
 
     def __init__(
-        self, name: str, source: str, twins: Twins, file: str, side: Any, wanted: list[Any], tries: int
+        self, name: str, source: str, twins: Twins, file: str, side: Any, expected: list[Any], tries: int
     ) -> None:
         self.name, self.source, self.twins, self.file, self.side = name, source, twins, file, side
-        self.wanted = wanted
+        self.pairs = expected
         self.left = tries
 
     def cell(self) -> Cell:
@@ -352,7 +352,7 @@ class _Tries:
             _set_epsilon(twin, title, value)
         usual, small = (
             error(one, self.side.outputs(twin, self.twins, 5, scale))
-            for one, scale in zip(self.wanted, (1.0, 1e-3), strict=True)
+            for one, scale in zip(self.pairs, (1.0, 1e-3), strict=True)
         )
         assumed = done.report.assumed
         if usual <= CLOSE and small <= CLOSE_SMALL:

@@ -103,12 +103,12 @@ def sac_gaussian_actor():
 @pair("noisy_c51", ("v", 12))
 def noisy_c51():
     class Noisy(nn.Module):
-        def __init__(self, taken, made):
+        def __init__(self, used, output):
             super().__init__()
-            self.weight_mu = nn.Parameter(torch.zeros(made, taken))
-            self.weight_sigma = nn.Parameter(torch.zeros(made, taken))
-            self.bias_mu = nn.Parameter(torch.zeros(made))
-            self.bias_sigma = nn.Parameter(torch.zeros(made))
+            self.weight_mu = nn.Parameter(torch.zeros(output, used))
+            self.weight_sigma = nn.Parameter(torch.zeros(output, used))
+            self.bias_mu = nn.Parameter(torch.zeros(output))
+            self.bias_sigma = nn.Parameter(torch.zeros(output))
 
         def forward(self, x):
             return functional.linear(x, self.weight_mu, self.bias_mu)
@@ -125,16 +125,16 @@ def noisy_c51():
             return self.atoms(h).view(-1, 4, 11).softmax(-1)
 
     class KNoisy(layers.Layer):
-        def __init__(self, made, **k):
+        def __init__(self, output, **k):
             super().__init__(**k)
-            self.made = made
+            self.created = output
 
         def build(self, shape):
             for name in ("mu", "sigma"):
                 setattr(
-                    self, f"kernel_{name}", self.add_weight((shape[-1], self.made), name=f"kernel_{name}")
+                    self, f"kernel_{name}", self.add_weight((shape[-1], self.created), name=f"kernel_{name}")
                 )
-                setattr(self, f"bias_{name}", self.add_weight((self.made,), name=f"bias_{name}"))
+                setattr(self, f"bias_{name}", self.add_weight((self.created,), name=f"bias_{name}"))
 
         def call(self, x):
             return x @ self.kernel_mu + self.bias_mu
@@ -191,11 +191,11 @@ def impala_cnn():
             return x + self.conv1(functional.relu(self.conv0(functional.relu(x))))
 
     class Section(nn.Module):
-        def __init__(self, taken, made):
+        def __init__(self, used, output):
             super().__init__()
-            self.conv = nn.Conv2d(taken, made, 3, padding=1)
-            self.res_block0 = Residual(made)
-            self.res_block1 = Residual(made)
+            self.conv = nn.Conv2d(used, output, 3, padding=1)
+            self.res_block0 = Residual(output)
+            self.res_block1 = Residual(output)
 
         def forward(self, x):
             x = functional.max_pool2d(self.conv(x), 3, 2, 1)
@@ -456,10 +456,10 @@ def bootstrapped_dqn():
 @pair("pets_ensemble", ("v", 8))
 def pets_ensemble():
     class EnsembleLinear(nn.Module):
-        def __init__(self, taken, made):
+        def __init__(self, used, output):
             super().__init__()
-            self.weight = nn.Parameter(torch.zeros(4, taken, made))
-            self.bias = nn.Parameter(torch.zeros(4, 1, made))
+            self.weight = nn.Parameter(torch.zeros(4, used, output))
+            self.bias = nn.Parameter(torch.zeros(4, 1, output))
 
         def forward(self, x):
             return x @ self.weight + self.bias
@@ -477,13 +477,13 @@ def pets_ensemble():
             return self.mean_and_logvar(x).mean(0)
 
     class EnsembleDense(layers.Layer):
-        def __init__(self, made, **k):
+        def __init__(self, output, **k):
             super().__init__(**k)
-            self.made = made
+            self.created = output
 
         def build(self, shape):
-            self.kernel = self.add_weight((4, shape[-1], self.made), name="kernel")
-            self.bias = self.add_weight((4, 1, self.made), name="bias")
+            self.kernel = self.add_weight((4, shape[-1], self.created), name="kernel")
+            self.bias = self.add_weight((4, 1, self.created), name="bias")
 
         def call(self, x):
             return x @ self.kernel + self.bias

@@ -47,10 +47,10 @@ _CAUSAL = np.triu(np.full((6, 6), -1e9, "float32"), 1)
 @pair("gpt2_conv1d_fused", ("ids", 6, 40))
 def gpt2_conv1d_fused():
     class Conv1D(nn.Module):
-        def __init__(self, made, taken):
+        def __init__(self, output, used):
             super().__init__()
-            self.weight = nn.Parameter(torch.zeros(taken, made))
-            self.bias = nn.Parameter(torch.zeros(made))
+            self.weight = nn.Parameter(torch.zeros(used, output))
+            self.bias = nn.Parameter(torch.zeros(output))
 
         def forward(self, x):
             return x @ self.weight + self.bias
@@ -430,12 +430,12 @@ def tcn_weight_norm():
     norm = nn.utils.parametrizations.weight_norm
 
     class TemporalBlock(nn.Module):
-        def __init__(self, taken, made, dilation):
+        def __init__(self, used, output, dilation):
             super().__init__()
             self.pad = 2 * dilation
-            self.conv1 = norm(nn.Conv1d(taken, made, 3, dilation=dilation))
-            self.conv2 = norm(nn.Conv1d(made, made, 3, dilation=dilation))
-            self.downsample = nn.Conv1d(taken, made, 1)
+            self.conv1 = norm(nn.Conv1d(used, output, 3, dilation=dilation))
+            self.conv2 = norm(nn.Conv1d(output, output, 3, dilation=dilation))
+            self.downsample = nn.Conv1d(used, output, 1)
 
         def forward(self, x):
             y = functional.relu(self.conv1(functional.pad(x, (self.pad, 0))))

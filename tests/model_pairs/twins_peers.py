@@ -69,10 +69,10 @@ def read_torch(names: Sequence[str], folder: Path) -> None:
     def compare(name: str, call: Callable[[list[np.ndarray]], Any]) -> None:
         for number, (scale, close) in enumerate(zip(_SCALES, (twins.CLOSE, twins.CLOSE_SMALL), strict=True)):
             with np.load(folder / name / f"outputs{number}.npz") as file:
-                wanted = [file[key] for key in file.files]
+                expected = [file[key] for key in file.files]
             with torch.no_grad():
-                results = twins.flat(call(twins.given(twins.PAIRS[name], "keras", 5, scale)))
-            _compare([each.numpy() for each in results], wanted, close)
+                results = twins.flat(call(twins.random_inputs(twins.PAIRS[name], "keras", 5, scale)))
+            _compare([result.numpy() for result in results], expected, close)
 
     def keras_model(model: Any) -> Callable[[list[np.ndarray]], Any]:
         def call(arrays: list[np.ndarray]) -> Any:
@@ -100,16 +100,16 @@ def read_torch(names: Sequence[str], folder: Path) -> None:
         def call(arrays: list[np.ndarray]) -> Any:
             # The signature of a SavedModel sorts its inputs: each gets the array of its shape and kind.
             left, chosen = list(arrays), []
-            for each in inputs:
-                extents = [axis.dim_value for axis in each.type.tensor_type.shape.dim][1:]
+            for input_ in inputs:
+                extents = [axis.dim_value for axis in input_.type.tensor_type.shape.dim][1:]
                 fits = (
-                    place
-                    for place, x in enumerate(left)
+                    index
+                    for index, x in enumerate(left)
                     if len(extents) == x.ndim - 1
                     and all(a in (0, b) for a, b in zip(extents, x.shape[1:], strict=True))
                 )
                 array = left.pop(next(fits))
-                dtype = onnx_library.helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type)
+                dtype = onnx_library.helper.tensor_dtype_to_np_dtype(input_.type.tensor_type.elem_type)
                 chosen.append(torch.from_numpy(array.astype(dtype)))
             return module(*chosen)
 
@@ -133,33 +133,33 @@ def convert_nobuco(names: Sequence[str], folder: Path) -> None:
             pair = twins.PAIRS[name]
             net = twins.Torch().build(pair, 1)
             order = nobuco.ChannelOrder.PYTORCH
-            example = [torch.from_numpy(x) for x in twins.given(pair, "torch", 5)]
+            example = [torch.from_numpy(x) for x in twins.random_inputs(pair, "torch", 5)]
             model = nobuco.pytorch_to_keras(
                 net, args=example, inputs_channel_order=order, outputs_channel_order=order
             )
             for scale, close in zip(_SCALES, (twins.CLOSE, twins.CLOSE_SMALL), strict=True):
-                arrays = twins.given(pair, "torch", 5, scale)
+                arrays = twins.random_inputs(pair, "torch", 5, scale)
                 results = twins.flat(model(arrays if len(arrays) > 1 else arrays[0]))
                 with torch.no_grad():
-                    wanted = twins.flat(net(*map(torch.from_numpy, arrays)))
-                _compare([np.asarray(each) for each in results], [each.numpy() for each in wanted], close)
+                    expected = twins.flat(net(*map(torch.from_numpy, arrays)))
+                _compare([np.asarray(item) for item in results], [item.numpy() for item in expected], close)
 
         peers.report(peers.timed(peers.TWINS + name, "keras", "nobuco", convert))
 
 
-def _compare(results: Sequence[np.ndarray], wanted: Sequence[np.ndarray], close: float) -> None:
+def _compare(results: Sequence[np.ndarray], expected: Sequence[np.ndarray], close: float) -> None:
     """Raise WrongError unless the results are the wanted ones, in their order or another."""
-    if len(results) != len(wanted):
-        raise harness.WrongError(f"{len(results)} outputs instead of {len(wanted)}")
+    if len(results) != len(expected):
+        raise harness.WrongError(f"{len(results)} outputs instead of {len(expected)}")
     left = list(results)
-    for each in wanted:
+    for array in expected:
         fits = [
-            place
-            for place, other in enumerate(left)
-            if other.shape == each.shape and twins.error([each], [other]) <= close
+            index
+            for index, other in enumerate(left)
+            if other.shape == array.shape and twins.error([array], [other]) <= close
         ]
         if not fits:
-            raise harness.WrongError(f"no output is the wanted one of shape {each.shape}")
+            raise harness.WrongError(f"no output is the wanted one of shape {array.shape}")
         del left[fits[0]]
 
 
@@ -173,10 +173,10 @@ def run(names: Sequence[str], folder: Path) -> Iterable[peers.Outcome]:
         outcomes = peers.read_outcomes(done.stdout)
         if done.returncode:
             print(f"{step} ended with {done.returncode}", file=sys.stderr)  # noqa: T201
-        exported |= {(each.target, each.program): each for each in outcomes if each.tool == "export"}
-        for each in outcomes:
-            if each.tool != "export":
-                yield peers.joined(each, exported) if each.tool == "onnx2torch" else each
+        exported |= {(row.target, row.program): row for row in outcomes if row.tool == "export"}
+        for outcome in outcomes:
+            if outcome.tool != "export":
+                yield peers.joined(outcome, exported) if outcome.tool == "onnx2torch" else outcome
 
 
 def main() -> None:
@@ -196,9 +196,9 @@ def main() -> None:
     part, of = map(int, options.of.split("/"))
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
-        for each in run((options.names or twins.usual_names())[part::of], Path(folder)):
-            outcomes.append(each)
-            print(each.program, each.tool, each.state, each.sentence[:120], flush=True)  # noqa: T201
+        for item in run((options.names or twins.usual_names())[part::of], Path(folder)):
+            outcomes.append(item)
+            print(item.program, item.tool, item.state, item.sentence[:120], flush=True)  # noqa: T201
     if options.record:
         peers.record(outcomes)
 

@@ -125,7 +125,7 @@ def _Scaled(model: Any) -> Any:  # noqa: N802  # makes a module
 class _TransformersKeras(twins.Keras):
     def outputs(self, model: Any, pair: twins.Twins, seed: int, scale: float = 1.0) -> list[np.ndarray]:
         """Return all outputs: hidden states, and what a pooler makes of them."""
-        x = twins.given(pair, "keras", seed, scale)
+        x = twins.random_inputs(pair, "keras", seed, scale)
         outputs = model(dict(zip(pair.keys, x, strict=True)), training=False)
         return [output.numpy() for output in outputs.to_tuple()]
 
@@ -140,7 +140,9 @@ class _TransformersKeras(twins.Keras):
             model.save_pretrained(folder / form, safe_serialization=True)
             return str(folder / form / "model.safetensors")
         if form == "saved_model":
-            rows = [tf.TensorSpec((None, *x.shape[1:]), x.dtype) for x in twins.given(pair, "keras", 1)]
+            rows = [
+                tf.TensorSpec((None, *x.shape[1:]), x.dtype) for x in twins.random_inputs(pair, "keras", 1)
+            ]
             keys = pair.keys
 
             @tf.function(input_signature=rows)
@@ -157,7 +159,7 @@ class _TransformersTorch(twins.Torch):
         """Return all outputs: hidden states, and what a pooler makes of them."""
         import torch
 
-        x = map(torch.from_numpy, twins.given(pair, "torch", seed, scale))
+        x = map(torch.from_numpy, twins.random_inputs(pair, "torch", seed, scale))
         with torch.no_grad():
             outputs = model.eval()(**dict(zip(pair.keys, x, strict=True)))
         return [output.numpy() for output in outputs.to_tuple()]

@@ -109,9 +109,9 @@ def convnext_layer_scale():
 @pair("densenet_block", ("img", 8, 8, 6))
 def densenet_block():
     class DenseLayer(nn.Module):
-        def __init__(self, taken):
+        def __init__(self, used):
             super().__init__()
-            self.norm1, self.conv1 = _bn(taken), nn.Conv2d(taken, 16, 1, bias=False)
+            self.norm1, self.conv1 = _bn(used), nn.Conv2d(used, 16, 1, bias=False)
             self.norm2, self.conv2 = _bn(16), _same(16, 4, bias=False)
 
         def forward(self, x):
@@ -265,9 +265,9 @@ def resnext_grouped():
 @pair("squeezenet_fire", ("img", 9, 9, 6))
 def squeezenet_fire():
     class Fire(nn.Module):
-        def __init__(self, taken, narrow, wide):
+        def __init__(self, used, narrow, wide):
             super().__init__()
-            self.squeeze = nn.Conv2d(taken, narrow, 1)
+            self.squeeze = nn.Conv2d(used, narrow, 1)
             self.expand1x1, self.expand3x3 = nn.Conv2d(narrow, wide, 1), _same(narrow, wide)
 
         def forward(self, x):
@@ -712,10 +712,10 @@ def siamese_contrastive():
 @pair("xception_block", ("img", 9, 9, 6), out="img")
 def xception_block():
     class Separable(nn.Module):
-        def __init__(self, taken, made):
+        def __init__(self, used, output):
             super().__init__()
-            self.conv1 = _same(taken, taken, groups=taken, bias=False)
-            self.pointwise = nn.Conv2d(taken, made, 1, bias=False)
+            self.conv1 = _same(used, used, groups=used, bias=False)
+            self.pointwise = nn.Conv2d(used, output, 1, bias=False)
 
         def forward(self, x):
             return self.pointwise(self.conv1(x))
