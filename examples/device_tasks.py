@@ -28,7 +28,7 @@ def observed(angle: torch.Tensor, speed: torch.Tensor) -> torch.Tensor:
     return torch.stack([angle.cos(), angle.sin(), speed], 1)
 
 
-def paid(angle: torch.Tensor, speed: torch.Tensor, torque: torch.Tensor) -> torch.Tensor:
+def reward_of(angle: torch.Tensor, speed: torch.Tensor, torque: torch.Tensor) -> torch.Tensor:
     """Return the rewards [rows]."""
     upright = (angle + math.pi).remainder(2 * math.pi) - math.pi
     return -(upright.square() + 0.1 * speed.square() + 0.001 * torque.square())
@@ -65,7 +65,7 @@ class HeavyPendulum:
     def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Advance every row; a row that ends is at its next episode's start when this returns."""
         torque = actions[:, 0]
-        rewards = paid(self.angle, self.speed, torque)
+        rewards = reward_of(self.angle, self.speed, torque)
         change = 15 * self.angle.sin() + 3 / self.mass * torque
         self.speed.add_(change, alpha=DT).clamp_(-MAX_SPEED, MAX_SPEED)
         self.angle.add_(self.speed, alpha=DT)
@@ -103,7 +103,7 @@ class LearnedPendulum:
         (angle, speed), torque = state, actions[:, 0]
         change = self.pull * angle.sin() + self.push * torque + self.drag * speed
         faster = (speed + change).clamp(-MAX_SPEED, MAX_SPEED)
-        return (angle + faster * DT, faster), paid(angle, speed, torque), None
+        return (angle + faster * DT, faster), reward_of(angle, speed, torque), None
 
 
 def heavy_pendulum(num_envs: int, device: torch.device) -> HeavyPendulum:
