@@ -41,7 +41,7 @@ MOST = {
     "networks": (9_900, 87),
     "evaluation": (13_700, 133),
     "listing": (5_000, 41),
-    "verification": (7_200, 66),
+    "verification": (7_300, 66),
     "conversion": (13_000, 76),
     "commands": (3_300, 23),
     "pages": (3_200, 38),
