@@ -174,7 +174,7 @@ def _check_all(
 ) -> CheckResult:
     collected = collect_candidates(paths)
     ordered = collected.ordered()
-    checked_candidates: list[tuple[CheckCandidate, CheckpointVerdict]] = []
+    results: list[tuple[CheckCandidate, CheckpointVerdict]] = []
     judged_files = _JudgedFiles()
     with contextlib.closing(_judge_ahead(ordered, check_options, *spread)) as judged:
         for number, (item, known) in enumerate(zip(ordered, judged, strict=True)):
@@ -184,26 +184,22 @@ def _check_all(
                     verdicts = [(one, _judge_candidate(one, check_options)) for one in collected.settle(item)]
                 for one, judgement in verdicts:
                     if judgement is not None:
-                        checked_candidates.append((one, judgement[0]))
+                        results.append((one, judgement[0]))
                         judged_files.add(judgement[1])
             progress(number + 1, len(ordered))
-    failed = {
-        file_identity(candidate.path)
-        for candidate, checked in checked_candidates
-        if checked.error is not None
-    }
+    failed = {file_identity(candidate.path) for candidate, checked in results if checked.error is not None}
     for path, location in collected.parts.items():
         wrong = (
             None if judged_files.has(path) or file_identity(location) in failed else describe_stray_file(path)
         )
         if wrong is not None:
-            checked_candidates.append((collected.beside(path, location), _unused_file_verdict(path, *wrong)))
-    checked_candidates.sort(key=lambda pair: pair[0].order)
+            results.append((collected.beside(path, location), _unused_file_verdict(path, *wrong)))
+    results.sort(key=lambda pair: pair[0].order)
     skipped = (name for name in collected.skipped if not judged_files.has(name))
     unchecked = (
         UncheckedFile(*item) for item in collected.unchecked.items() if not judged_files.has(item[0])
     )
-    return CheckResult(tuple(checked for _, checked in checked_candidates), tuple(skipped), tuple(unchecked))
+    return CheckResult(tuple(checked for _, checked in results), tuple(skipped), tuple(unchecked))
 
 
 _TOGETHER = 8  # checkpoints of one task of a process

@@ -175,8 +175,7 @@ def verify(
         raise UsageError("--all compares agents, not models that your code builds")
     sides = model_sides(first, second, options)
     if options.of_models or (
-        not options.whole
-        and are_models(sides, train=options.steps is not None, has_models=bool(options.facts))
+        not options.whole and are_models(sides, train=options.steps is not None, stated=bool(options.facts))
     ):
         return _verify_models(sides, options, progress)
     if options.whole:

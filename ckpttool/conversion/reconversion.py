@@ -336,14 +336,14 @@ def _rule(text: str) -> Rule | None:
 
 @dataclass(frozen=True, eq=False)
 class ComparisonSide:
-    """One side of a comparison, with its recognised agent; `inputs` is its sidecar, if known.
+    """One side of a comparison, with its recognised agent; `known_receipt` is its sidecar, if known.
 
     `agent` is the agent as `verify` restores it, with given facts.
     """
 
     checkpoint: Checkpoint
     binding: RecognizedAgent | None
-    inputs: VerifiedSidecar | None = None
+    known_receipt: VerifiedSidecar | None = None
     agent: Agent | None = None
 
     @classmethod
@@ -357,7 +357,7 @@ class ComparisonSide:
     @cached_property
     def receipt(self) -> VerifiedSidecar:
         """The sidecar beside the checkpoint, even if it belongs to other weights."""
-        return read_any_sidecar(self.checkpoint) if self.inputs is None else self.inputs
+        return read_any_sidecar(self.checkpoint) if self.known_receipt is None else self.known_receipt
 
     @cached_property
     def sha256(self) -> str:

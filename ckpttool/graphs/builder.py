@@ -23,12 +23,12 @@ _MOST_NODES = 200_000
 
 @dataclass
 class GraphBuilder:
-    """Nodes and constants of a graph under construction; `scope` and `module` are those of new nodes."""
+    """Nodes and constants of a graph under construction; `scope` and `location` are those of new nodes."""
 
     nodes: list[OperatorNode] = field(default_factory=list)
     constants: dict[str, Constant] = field(default_factory=dict)
     scope: tuple[str, ...] = ()
-    module: str = ""
+    location: str = ""
     title: str = ""
     count: int = 0
     # Called with each new node.
@@ -51,7 +51,7 @@ class GraphBuilder:
         stem = "/".join((*self.scope, op))
         names = tuple(self.unique_name(stem) for _ in range(outputs))
         trimmed = trim_inputs(inputs)
-        node = OperatorNode(op, trimmed, names, attributes, self.title, self.scope, self.module)
+        node = OperatorNode(op, trimmed, names, attributes, self.title, self.scope, self.location)
         self.nodes.append(node)
         if self.inspect is not None:
             self.inspect(node)
@@ -105,13 +105,13 @@ class ModuleNodes:
 
     def __init__(self, reader: Any, scope: tuple[str, ...], title: str, location: str) -> None:
         """Record the module; nothing is added to the graph yet."""
-        self.reader, self.scope, self.title, self.module = reader, scope, title, location
+        self.reader, self.scope, self.title, self.location = reader, scope, title, location
         self.nodes: list[OperatorNode] = []
 
     def split(self, op: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
         """Add a node with several outputs and return their names."""
         names = tuple(self.reader.new_name(f"{self.title}/{op}") for _ in range(count))
-        node = OperatorNode(op, trim_inputs(inputs), names, attributes, self.title, self.scope, self.module)
+        node = OperatorNode(op, trim_inputs(inputs), names, attributes, self.title, self.scope, self.location)
         self.nodes.append(node)
         self.reader.tracer.add(node)
         return list(names)

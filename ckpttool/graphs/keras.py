@@ -450,7 +450,7 @@ class _KerasGraphReader:
         # A class of the same name as an operator is not that operator.
         op = f"keras.{cls}" if is_known(cls) else cls
         inputs = tuple(flow.name for flow in flows)
-        self.nodes.append(OperatorNode(op, inputs, names, plain, title, call.scope, call.module))
+        self.nodes.append(OperatorNode(op, inputs, names, plain, title, call.scope, call.location))
         dtype = next((flow.dtype for flow in flows), "float32")
         for name in names:
             self.tracer.shapes[name] = None

@@ -356,7 +356,7 @@ class FunctionTranslator:
     def graph(self, inputs: Sequence[Value], results: Mapping[str, Any]) -> Graph:
         """Return the graph with these outputs."""
         outputs = []
-        self.build.scope, self.build.module = (), ""
+        self.build.scope, self.build.location = (), ""
         for title, value in results.items():
             tensor = self.tensor(value)
             name = self.build.unique_name(title)
@@ -423,10 +423,10 @@ class FunctionTranslator:
 
     def _translate(self, name: str, node: FunctionNode, inputs: list[Any], function: GraphFunction) -> Any:
         """Return the outputs of a node; of an opaque one, those that are used."""
-        before = (self.build.scope, self.build.title, self.build.module)
+        before = (self.build.scope, self.build.title, self.build.location)
         scope, _, _ = name.rpartition("/")
         self.build.scope, self.build.title = tuple(filter(None, scope.split("/"))), name
-        self.build.module = f"node {name}"
+        self.build.location = f"node {name}"
         count = len(self.build.nodes)
         try:
             outputs = self._apply(name, node, inputs)
@@ -444,7 +444,7 @@ class FunctionTranslator:
             names = self.build.add(f"tf.raw_ops.{node.op}", tensors, max(1, len(ends)), **plain)
             return dict(zip(ends, (TensorName(name, None) for name in names), strict=False))
         finally:
-            self.build.scope, self.build.title, self.build.module = before
+            self.build.scope, self.build.title, self.build.location = before
 
     def _used_outputs(self, function: GraphFunction) -> Mapping[str, dict[str, None]]:
         """Return the outputs of each node that a function uses."""

@@ -132,7 +132,7 @@ class _TorchModuleReader:
                 results = self.module(t, inner, prefix, results[0], (*scope, name))
             return results
         title, build = ".".join(scope), t.build
-        build.scope, build.title, build.module = scope, title, f"module {title}".rstrip()
+        build.scope, build.title, build.location = scope, title, f"module {title}".rstrip()
         call, short = TorchCall(self, t, path, cls), cls.rpartition(".")[2]
         count = len(build.nodes)
         try:

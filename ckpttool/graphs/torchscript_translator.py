@@ -214,7 +214,7 @@ class ScriptTranslator(ScriptInterpreter):
         self, title: str, location: tuple[tuple[str, ...], str], call: Callable[[], Any], args: Sequence[Any]
     ) -> Any:
         """Return the result of a call; one that cannot be translated is an opaque node."""
-        before = (self.build.scope, self.depth, self.effects, self.build.module, len(self.build.nodes))
+        before = (self.build.scope, self.depth, self.effects, self.build.location, len(self.build.nodes))
         self.build.scope = location[0]
         self.where.append(location[1])
         try:
@@ -228,7 +228,7 @@ class ScriptTranslator(ScriptInterpreter):
             return self.opaque(re.sub(r"\.___torch_mangle_\d+", "", title), args)
         finally:
             self.where.pop()
-            self.build.scope, self.depth, self.build.module = before[0], before[1], before[3]
+            self.build.scope, self.depth, self.build.location = before[0], before[1], before[3]
 
     def opaque(
         self, title: str, arguments: Sequence[Any], settings: Mapping[str, Any] | None = None
@@ -252,7 +252,7 @@ class ScriptTranslator(ScriptInterpreter):
 
     def _block(self, body_: Sequence[ast.stmt], scope: dict[str, Any]) -> tuple[bool, Any]:
         for node in body_:
-            self.build.module = f"{self.where[-1] if self.where else ''} line {node.lineno}"
+            self.build.location = f"{self.where[-1] if self.where else ''} line {node.lineno}"
             done, value = self._statement(node, scope)
             if done:
                 return True, value
@@ -519,7 +519,7 @@ class ScriptTranslator(ScriptInterpreter):
         named = {word.arg: self._value(word.value, scope) for word in node.keywords if word.arg}
         values = self._values(node.args, scope)
         where = self.where[-1] if self.where else ""
-        self.build.module = f"{where} line {node.lineno}, column {node.col_offset + 1}"
+        self.build.location = f"{where} line {node.lineno}, column {node.col_offset + 1}"
         return self.apply(called, values, named)
 
     def _call_value(self, node: ast.Call, function: Any, scope: Mapping[str, Any]) -> Any:

@@ -78,7 +78,7 @@ def encode_model(
     graph = _OnnxGraphBuilder(dtype_of(network), 1 if network.members == 1 else 2)
     values = [name for name, _ in network.inputs]
     for node, location in zip(network.nodes, places, strict=True):
-        graph.module, graph.rank = location, len(shapes[node.inputs[0]])
+        graph.location, graph.rank = location, len(shapes[node.inputs[0]])
         lower = look_up(LAYERS, type(node.layer), _OWNER)
         values.append(lower(graph, node.layer, *[values[number] for number in node.inputs]))
     results = {output: network.output, **{f"next_{slot.name}": slot.value for slot in network.states}}
@@ -131,7 +131,7 @@ class _OnnxGraphBuilder:
         self.dtype = dtype
         self.leading = leading
         """number of axes before a value's shape: the batch, and the members of a stack before it"""
-        self.module = ""
+        self.location = ""
         self.rank = 1
         """number of axes of the layer's first input after these"""
         self.nodes: list[NodeProto] = []
@@ -178,7 +178,7 @@ class _OnnxGraphBuilder:
         return [name if other == value else other for other in values]
 
     def _name(self, word: str) -> str:
-        whole = f"{self.module}/{word}"
+        whole = f"{self.location}/{word}"
         self._used[whole] += 1
         return whole if self._used[whole] == 1 else f"{whole}_{self._used[whole]}"
 

@@ -20,18 +20,16 @@ def model_sides(first: str, second: str, options: VerificationOptions) -> tuple[
     return ModelSide("A", first, likes[0], pythons[0]), ModelSide("B", second, likes[1], pythons[1])
 
 
-def are_models(sides: tuple[ModelSide, ModelSide], *, train: bool, has_models: bool) -> bool:
+def are_models(sides: tuple[ModelSide, ModelSide], *, train: bool, stated: bool) -> bool:
     """Return whether a side is a model that runs, and a side is no recognised agent.
 
-    With `has_models` facts, agents are compared as agents.
+    With `stated` facts, agents are compared as agents.
 
     Two models that run are compared as such if the policy is not all that they compute, or if a fact of it
     would not come from its file; an actor alone, e.g. a chain of dense layers, is trained as such.
     """
     run = [side.own_kind is not None for side in sides]
-    if all(run) and any(
-        _has_other_outputs(side) or (not has_models and _is_partly_read(side)) for side in sides
-    ):
+    if all(run) and any(_has_other_outputs(side) or (not stated and _is_partly_read(side)) for side in sides):
         return True
     parts = [() if side.agent is None else side.agent.parts for side in sides]
     actors = all(part.component.startswith("actor") for binding_parts in parts for part in binding_parts)
