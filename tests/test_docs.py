@@ -50,7 +50,7 @@ class Quick(Folder):
         imported = {name.replace("keras", "tensorflow") for name in IMPORTED.findall(block.text)} or {"torch"}
         if block.tag == "python" and len(imported) == 1:
             return warm.run(imported.pop(), block.text, self.path, self.env)
-        return super().begun(block)
+        return super().started(block)
 
     def one(self, command: list[str]) -> tuple[int, str]:
         # A package that the page has installed is found by the processes of its folder alone.

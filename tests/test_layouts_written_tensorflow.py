@@ -248,11 +248,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 @pytest.mark.parametrize("name", ["tf2rl", "tf_agents", "acme"])
 def test_it_restores_in_full_and_acts_the_same(written: Written, name: str) -> None:
-    from tests.torch_agents import close, seen
+    from tests.torch_agents import as_batch, close
 
     sources, done, restored = written
     policy = sources[name][1]
-    close(np.array(restored[name]["actions"], "f4"), 2 * policy(seen(_observations())), 2.0)
+    close(np.array(restored[name]["actions"], "f4"), 2 * policy(as_batch(_observations())), 2.0)
     assert not done[name].report.missing
 
 

@@ -127,6 +127,12 @@ def _same_name(file: Any, h5py: Any) -> None:
     file.create_dataset(b"a\\xff", data=2.0)
 
 
+def _many(file: Any, h5py: Any) -> None:
+    """Write more datasets than a process lists with the memory that it has already."""
+    for number in range(3000):
+        file[f"d{number}"] = [0.0]
+
+
 def _two(file: Any, h5py: Any) -> None:
     import numpy as np
 
@@ -382,5 +388,5 @@ CASES = (
     _refused("magic-and-ones", written(_NAME, b"\x89HDF\r\n\x1a\n" + b"\xff" * 4096)),
     _refused("objects", hdf5_maker(_two), options=("--limit", "hdf5_objects=2")),
     _refused("attribute", hdf5_maker(_attribute), options=("--limit", "json_bytes=4K")),
-    _refused("memory", hdf5_maker(_two, libver="latest"), options=("--limit", "hdf5_memory=80M")),
+    _refused("memory", hdf5_maker(_many, libver="latest"), options=("--limit", "hdf5_memory=80M")),
 )
