@@ -1021,6 +1021,7 @@ def _find_rounding(a: np.ndarray, b: np.ndarray) -> str | None:
 _MOST_TESTED = 1 << 20
 
 
+_NO_ACTIVATION = "no activation"
 _SLOPES = (0.01, 0.1, 0.2, 0.3)
 
 
@@ -1028,10 +1029,11 @@ def iter_activations(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the results of the known activations by name."""
     for name in ACTIVATIONS:
         for slope in _SLOPES if name == "leaky_relu" else (DEFAULT_SLOPE,):
-            title = {"linear": "no activation", "gelu": "exact gelu"}.get(name)
+            title = {"linear": _NO_ACTIVATION, "gelu": "exact gelu"}.get(name)
             result = numpy_backend.ACTIVATIONS[name](Activation(name, slope))(x)
             yield title or format_activation(name, slope), np.asarray(result, np.float64)
     yield "tanh gelu", 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    yield "softsign", x / (1 + np.abs(x))
     yield "hard sigmoid", np.clip(x / 6 + 0.5, 0, 1)
 
 
@@ -1088,7 +1090,7 @@ def _function_of(a: np.ndarray, b: np.ndarray, bound: float) -> Cause | None:
     """Return the activation, or the clipping, that one side applies to the other side's numbers."""
     for one, x, other, y in (("A", a, "B", b), ("B", b, "A", a)):
         name = name_activation(y, x, bound)
-        if name is not None and name != "no activation":
+        if name is not None and name != _NO_ACTIVATION:
             return Cause(f"{one}'s numbers are {name} of {other}'s", confirmed=True)
         low, high = float(x.min()), float(x.max())
         if low < high and float(np.abs(np.clip(y, low, high) - x).max()) <= bound * max(-low, high):
@@ -1145,11 +1147,18 @@ def activation_cause(
     before: tuple[CapturedCall, CapturedCall], after: tuple[np.ndarray, np.ndarray], bound: float
 ) -> Cause | None:
     """Return the two activations that map a layer's outputs to `after`, None if they are equal or unknown."""
-    names = [
-        next((n for x in (*call.before, *call.outputs[:1]) if (n := name_activation(x, y, bound))), None)
-        for call, y in zip(before, after, strict=True)
-    ]
+    names = []
+    for call, y in zip(before, after, strict=True):
+        candidates = (name_activation(x, y, bound) for x in (*call.before, *call.outputs[:1]))
+        name = next(filter(None, candidates), None)
+        # A layer's output is its own activation's, which may be an unknown one.
+        names.append(None if call.before and name == _NO_ACTIVATION and not _is_plain(call) else name)
     return _different_activations(names)
+
+
+def _is_plain(call: CapturedCall) -> bool:
+    """Return whether a layer outputs what it computes before its activation."""
+    return any(np.array_equal(x, call.outputs[0]) for x in call.before)
 
 
 def between_cause(after: tuple[np.ndarray, np.ndarray], bound: float) -> Cause | None:

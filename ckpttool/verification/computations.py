@@ -411,6 +411,12 @@ class OperationDifference:
             halves = len(sizes) == 2 and sizes[0] == 2 * sizes[1]
             what = f"{('first', 'second')[step.part]} half" if halves else f"part {step.part + 1}"
             return f"{what} of {', '.join(parts)}"
+        if step.name == "slice" and len(step.settings) > 1:  # in PyTorch: axis, start, end, step
+            axis, start, end, *every = (*step.settings[1:], None, None)[:4]
+            borders = f"{start or ''}:{_setting_text(end)}" + "".join(
+                f":{n}" for n in every if n not in (None, 1)
+            )
+            return f"{name}({', '.join(parts)}, {borders} along axis {axis})"
         if name == "gelu":
             name = "tanh gelu" if "tanh" in plain else "exact gelu"
             plain = []

@@ -1437,8 +1437,10 @@ class _LayerFinder:
             return replace(cause, text=f"{cause.text}; {text}")
         for layer in others:
             values = {tensor.values for tensor in layer.tensors}
-            if values & (digests_of_b - own):
-                return replace(cause, text=f"B's {pair.b.path} has the weights of A's {layer.path}")
+            if shared := values & (digests_of_b - own):
+                names = [tensor.name for tensor in pair.b.tensors if tensor.values in shared]
+                what = "weights" if values >= digests_of_b else abbreviate_list(names, 3)
+                return replace(cause, text=f"B's {pair.b.path} has the {what} of A's {layer.path}")
             if values & (own - digests_of_b):
                 return replace(cause, text=f"{cause.text}; in A it is tied to {layer.path}")
         return cause
