@@ -356,6 +356,28 @@ class Twins(nn.Module):
         return self.out(torch.cat([a * b, (a - b) ** 2 if self.wrong else (a - b).abs()], -1))
 
 
+class Gated(nn.Module):
+    """A class of its own, each of whose many operations uses a value twice, and a scale from its weights."""
+
+    SHAPES = ("x=6",)
+
+    def __init__(self, wrong: bool = False) -> None:
+        super().__init__()
+        self.start, self.out = nn.Linear(6, 6), nn.Linear(6, 2)
+        self.wrong, self.scale = wrong, nn.Parameter(torch.linspace(0.5, 1.5, 6))
+
+    def forward(self, x: Any) -> Any:
+        """Return numbers after forty gates."""
+        scale = self.scale
+        for _ in range(40):
+            scale = scale / scale.norm()
+        x = self.start(x) * scale
+        x = torch.tanh(x) if self.wrong else torch.sin(x)
+        for _ in range(40):
+            x = x * torch.sigmoid(x) + 0.5
+        return self.out(x)
+
+
 class Bordered(nn.Module):
     """A convolution that pads, or receives a padded image."""
 

@@ -112,6 +112,16 @@ def test_calls_of_one_layer_are_paired_by_their_inputs(tmp_path: Path, here: Non
 
 
 @pytest.mark.torch
+def test_operations_that_use_a_value_twice_are_followed_once(tmp_path: Path, here: None) -> None:
+    first = first_of("Gated", tmp_path, {}, {"wrong": True})
+    assert first is not None
+    assert (first.b, first.confirmed) == ("out", True)
+    assert first.cause is not None
+    assert "sin(" in first.cause
+    assert "tanh(" in first.cause
+
+
+@pytest.mark.torch
 def test_exchanged_layers_are_no_other_operation(tmp_path: Path, here: None) -> None:
     divergence = first_of("Exchanged", tmp_path, {}, {"wrong": True})
     assert divergence is not None

@@ -181,6 +181,7 @@ class OperationDifference:
         layers: Mapping[str, str],
     ) -> None:
         self._sides, self._bound, self._layers = (a, b), bound, layers
+        self._named = tuple(map(_named_values, self._sides))
         self.receiver: str | None = None
         # Frameworks that name operations differently also have other axes for the channels of an image.
         styles = {next(iter(side.steps.values()), _Step("", ())).name.islower() for side in (a, b)}
@@ -291,38 +292,43 @@ class OperationDifference:
 
     def _iter_differences(self, a: int, b: int) -> Iterator[tuple[int, int]]:
         """Yield the first values that differ of those from which both sides compute two values alike."""
-        a, b = self._origin(0, a), self._origin(1, b)
+        waiting, visited = [(a, b)], set[tuple[int, int]]()
+        while waiting:
+            a, b = waiting.pop()
+            pair = a, b = self._origin(0, a), self._origin(1, b)
+            if pair in visited:  # both sides use it several times
+                continue
+            visited.add(pair)
+            before = self._values_before(a, b)
+            apart = [values for values in before or () if not self._agree(*values)]
+            if not apart or any(
+                n not in call.arrays for values in apart for n, call in zip(values, self._sides, strict=True)
+            ):
+                yield pair
+            waiting += apart[::-1]
+
+    def _values_before(self, a: int, b: int) -> list[tuple[int, int]] | None:
+        """Return the values that both sides' operations receive, in pairs; None for other operations."""
         one, other = self._step(0, a), self._step(1, b)
-        values = [[] if step is None else self._content(side, step) for side, step in enumerate((one, other))]
-        if (
-            one is None
-            or other is None
-            or (one.name, one.part) != (other.name, other.part)
-            or (one.settings != other.settings and not self._layouts)
-            or len(values[0]) != len(values[1])
-        ):
-            yield a, b
-            return
+        if one is None or other is None or (one.name, one.part) != (other.name, other.part):
+            return None
+        values = [self._content(side, step) for side, step in enumerate((one, other))]
+        if (one.settings != other.settings and not self._layouts) or len(values[0]) != len(values[1]):
+            return None
         if (
             one.name in _COMMUTATIVE
             and len(values[0]) == 2
             and any(self._agree(*pair) for pair in zip(values[0], values[1][::-1], strict=True))
         ):
             values[1].reverse()
-        apart = [pair for pair in zip(*values, strict=True) if not self._agree(*pair)]
-        if not apart or any(
-            n not in call.arrays for pair in apart for n, call in zip(pair, self._sides, strict=True)
-        ):
-            yield a, b
-        for pair in apart:
-            yield from self._iter_differences(*pair)
+        return list(zip(*values, strict=True))
 
     def _content(self, side: int, step: _Step) -> list[int]:
         """Return the values that a step receives; axes and shapes are values in TensorFlow only."""
         call = self._sides[side]
         if not self._layouts:
             return step.values
-        return [n for n in step.values if n in call.varying or self._is_named(side, n)]
+        return [n for n in step.values if n in call.varying or n in self._named[side]]
 
     def _describe(self, a: int, b: int) -> Cause | None:
         if a not in self._sides[0].varying and b not in self._sides[1].varying:
@@ -350,7 +356,7 @@ class OperationDifference:
         arrays = self._sides[0].arrays[a], self._sides[1].arrays[b]
         if (cause := integer_cause(*arrays)) is not None:
             return cause
-        computed = any(n in self._sides[k].steps and self._is_named(k, n) for k, n in ((0, a), (1, b)))
+        computed = any(n in self._sides[k].steps and n in self._named[k] for k, n in ((0, a), (1, b)))
         if arrays[0].shape != arrays[1].shape or arrays[0].size < _FEWEST_MATCHED or computed:
             return None
         titles = [self._text(0, a, _DEEPEST), self._text(1, b, _DEEPEST)]
@@ -381,7 +387,7 @@ class OperationDifference:
         array, step = call.arrays.get(number), call.steps.get(number)
         if array is not None and (array == array.flat[0]).all():
             return f"{array.flat[0]:g}"
-        if number not in call.varying and (step is None or not self._is_named(side, number)):
+        if number not in call.varying and (step is None or number not in self._named[side]):
             return _constant_text(array)
         if step is None or deepest <= 0:
             return "..."
@@ -392,7 +398,7 @@ class OperationDifference:
             for value in step.values
             if shown
             or value in call.varying
-            or self._is_named(side, value)
+            or value in self._named[side]
             or _is_short(call.arrays.get(value))
             or _is_mask(call.arrays.get(value))
         ]
@@ -425,13 +431,14 @@ class OperationDifference:
             return f"{name}({', '.join(parts)}) over axis {axis}"
         return f"{name}({', '.join([*parts, *plain])})"
 
-    def _is_named(self, side: int, number: int) -> bool:
-        """Return whether a value is computed of a layer's tensors."""
-        call = self._sides[side]
-        if number in call.names:
-            return True
-        step = call.steps.get(number)
-        return step is not None and any(self._is_named(side, value) for value in step.values)
+
+def _named_values(call: RecordedCall) -> set[int]:
+    """Return the values with names, and those that are computed of them: an operation follows its inputs."""
+    named = set(call.names)
+    for number in sorted(call.steps):
+        if not named.isdisjoint(call.steps[number].values):
+            named.add(number)
+    return named
 
 
 def _are_close(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
