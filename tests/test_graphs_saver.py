@@ -15,6 +15,7 @@ from ckpttool.core.activations import UNKNOWN
 from ckpttool.graphs import Graph, evaluate, read_graph, tensorflow_saver
 from ckpttool.libraries.activation_orders import read_orders
 from tests import saver_programs
+from tests.bundle_writer import field
 from tests.tensorflow_child import require, run
 
 pytestmark = pytest.mark.tensorflow
@@ -167,6 +168,26 @@ def test_damaged_graphs_are_refused_or_read(folder: Path, tmp_path: Path) -> Non
             except ckpttool.CkpttoolError:
                 refused += 1
     assert refused
+
+
+def test_nodes_in_a_circle_end(folder: Path, tmp_path: Path) -> None:
+    for file in (folder / "alone").iterdir():
+        shutil.copy(file, tmp_path)
+    names = {
+        "a": ("Add", "b", "scale/hidden/kernel"),
+        "b": ("Identity", "a"),
+        "missing": ("Shape", "nothing"),
+    }
+    names |= {"product": ("MatMul", "a", "scale/hidden/kernel"), "c": ("Add", "product", "d")}
+    names |= {"d": ("Identity", "c"), "x": ("Placeholder",), "scale/hidden/kernel": ("VariableV2",)}
+    nodes = (
+        field(1, field(1, name) + field(2, op) + b"".join(field(3, input_) for input_ in inputs))
+        for name, (op, *inputs) in names.items()
+    )
+    (tmp_path / "model.meta").write_bytes(field(2, b"".join(nodes)))
+    checkpoint = ckpttool.open(str(tmp_path / "model"))
+    assert read_graph(checkpoint) is None
+    assert all(not operations for operations in tensorflow_saver.read_activations(checkpoint).values())
 
 
 def test_the_graph_alone_leads_to_its_checkpoint(folder: Path) -> None:

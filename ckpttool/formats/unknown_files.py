@@ -271,7 +271,7 @@ _TEXTS = {
 
 
 def _hint_checkpoint_of_graph(probe: Probe) -> str | None:
-    """Return the command that lists the checkpoint beside a Saver's graph, None if there is none."""
+    """Return the command that lists the checkpoint beside a Saver's graph, otherwise None."""
     stem, suffix = os.path.splitext(probe.path)
     name = os.path.basename(stem)
     if suffix != ".meta" or probe.names.isdisjoint((name, f"{name}.index")):

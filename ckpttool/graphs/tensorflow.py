@@ -42,6 +42,7 @@ _DEFAULT = "serving_default"
 _DEEPEST, _MOST_VISITS = 40, 200_000
 # Entries of values that are computed while the graph is read: axes, shapes, positions.
 _SMALL = 4096
+VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
 CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 _LARGEST = (1 << 63) - 1
 # What an operation with other inputs or attributes than expected raises.
@@ -228,43 +229,50 @@ def _read_nodes(
     chosen = _chosen([*graph.signatures], requested)
     if chosen is None:
         return None
-    return read_tensors(checkpoint, graph, meter, graph.signatures[chosen])
+    return StoredNodes.parse(checkpoint, graph, meter).read(checkpoint, graph.signatures[chosen])
 
 
-def read_tensors(
-    checkpoint: Checkpoint, graph: MetaGraph, meter: FieldMeter, signature: tf_saved_model_messages.Signature
-) -> Graph:
-    """Return what a graph of TensorFlow 1 computes between tensors; `signature` names these."""
-    data = graph.nodes or memoryview(b"")
-    nodes = dict(parse_node(node, meter) for node in tf_saved_model_messages.iter_field(1, data, meter))
-    stored = tf_saved_model_messages.parse_graph_def(data, meter)
-    library = read_functions(data, meter)
-    outputs = [name for tensor in signature.outputs.values() for name in tensor.names]
-    writes = any(map(_is_write, _executed_operations(stored, outputs)))
-    writes |= any(
-        _is_write(op) for function in library.values() for op in _reachable_operations(function, library)
-    )
-    variables = find_variables(checkpoint, graph, stored)
-    translator = FunctionTranslator(library, checkpoint.tree, variables=variables, writes=writes)
-    function = GraphFunction((), nodes, tuple(_reference(output) for output in signature.outputs.values()))
-    scope: dict[str, list[Any]] = {}
-    inputs = []
-    for title, tensor in signature.inputs.items():
-        inputs.append(translator.add_input(title, tensor))
-        node, _, number = _reference(tensor).partition(":")
-        if int(number or 0):
-            raise UnsupportedError("an input that is a further output of a node", found=title)
-        scope[node] = [TensorName(inputs[-1].name, inputs[-1].dtype)]
-    results = translator.results(function, scope)
-    return translator.graph(inputs, dict(zip(signature.outputs, results, strict=True)))
+class StoredNodes(NamedTuple):
+    """The nodes of a graph of TensorFlow 1, by name, and the paths of its variables that are stored."""
 
+    nodes: Mapping[str, FunctionNode]
+    stored: tf_saved_model_messages.GraphNodes
+    library: Mapping[str, GraphFunction]
+    variables: Mapping[str, Path]
 
-def find_variables(
-    checkpoint: Checkpoint, graph: MetaGraph, stored: tf_saved_model_messages.GraphNodes
-) -> dict[str, Path]:
-    """Return the paths of a graph's variables that the checkpoint contains, by the names of their nodes."""
-    facts = tf_saved_model.facts_by_nodes(checkpoint.tree, graph, stored)
-    return {fact.name: path for path, fact in facts.variables.items()}
+    @classmethod
+    def parse(cls, checkpoint: Checkpoint, graph: MetaGraph, meter: FieldMeter) -> StoredNodes:
+        """Decode the nodes, and find the checkpoint's variables among them."""
+        data = graph.nodes or memoryview(b"")
+        nodes = dict(parse_node(node, meter) for node in tf_saved_model_messages.iter_field(1, data, meter))
+        stored = tf_saved_model_messages.parse_graph_def(data, meter)
+        facts = tf_saved_model.facts_by_nodes(checkpoint.tree, graph, stored)
+        variables = {fact.name: path for path, fact in facts.variables.items()}
+        return cls(nodes, stored, read_functions(data, meter), variables)
+
+    def read(self, checkpoint: Checkpoint, signature: tf_saved_model_messages.Signature) -> Graph:
+        """Return what is computed between tensors; `signature` names these."""
+        outputs = [name for tensor in signature.outputs.values() for name in tensor.names]
+        writes = any(map(_is_write, _executed_operations(self.stored, outputs)))
+        writes |= any(
+            _is_write(op)
+            for function in self.library.values()
+            for op in _reachable_operations(function, self.library)
+        )
+        translator = FunctionTranslator(
+            self.library, checkpoint.tree, variables=self.variables, writes=writes
+        )
+        results = tuple(_reference(output) for output in signature.outputs.values())
+        scope: dict[str, list[Any]] = {}
+        inputs = []
+        for title, tensor in signature.inputs.items():
+            inputs.append(translator.add_input(title, tensor))
+            node, _, number = _reference(tensor).partition(":")
+            if int(number or 0):
+                raise UnsupportedError("an input that is a further output of a node", found=title)
+            scope[node] = [TensorName(inputs[-1].name, inputs[-1].dtype)]
+        values = translator.results(GraphFunction((), self.nodes, results), scope)
+        return translator.graph(inputs, dict(zip(signature.outputs, values, strict=True)))
 
 
 def _is_write(op: str) -> bool:
@@ -461,7 +469,7 @@ class FunctionTranslator:
     def _apply(self, name: str, node: FunctionNode, inputs: list[Any]) -> Any:
         if node.op in CALLS:
             return self.call(self.function(node, "f"), inputs)
-        if node.op in ("VarHandleOp", "VariableV2", "Variable"):
+        if node.op in VARIABLES:
             path = self.variables.get(name)
             if path is None:
                 raise UnsupportedError("a variable of the graph is not stored", found=name)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ckpttool.core import deferred, filesystem, limits
 from ckpttool.core.checkpoint import Checkpoint
@@ -21,13 +21,12 @@ from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.core.source import File
 from ckpttool.core.tree import Path
 from ckpttool.formats import tf_common, tf_saved_model_messages
-from ckpttool.formats.tf_functions import FunctionNode, get_attribute, output_shape, parse_node
+from ckpttool.formats.tf_functions import FunctionNode, get_attribute, output_shape
 from ckpttool.formats.tf_saved_model_messages import FieldMeter, MetaGraph, Signature, TensorInfo, type_name
 from ckpttool.graphs import tensorflow
 from ckpttool.graphs.graph import FRONT_ENDS, Graph, OpaqueError
 
 SUFFIX = ".meta"
-_VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
 _READS = frozenset(("Identity", "ReadVariableOp"))
 _LAYERS = frozenset(
     ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv3D", "DepthwiseConv2dNative")
@@ -77,26 +76,32 @@ def read_policy(checkpoint: Checkpoint, network: str, target: re.Pattern[str]) -
     program = _read_program(checkpoint)
     if program is None:
         return None
+    names, reason = _choose_results(program, network, target)
+    graph = program.graph(names)
+    return None if graph is None else PolicyGraph(graph, reason)
+
+
+def _choose_results(program: _SavedProgram, network: str, target: re.Pattern[str]) -> tuple[list[str], str]:
+    """Return the results that may be the actions, and why, if it is one only."""
+    file = program.checkpoint.path
     node = network.removesuffix(":0")
     if node in program.nodes:
         if program.origins.get(node) is None:
             raise UnsupportedError(
                 "the node's value does not follow from one placeholder and stored variables",
-                file=checkpoint.path,
+                file=file,
                 path=node,
             )
-        return _as_policy(program.graph([node]))
+        return [node], ""
     scope = "" if network == "actor" else f"{network}/"
     if not any(name.startswith(scope) for name in program.nodes):
-        raise UsageError("the graph has no node or scope of this name", file=checkpoint.path, found=network)
+        raise UsageError("the graph has no node or scope of this name", file=file, found=network)
     means = [name for name in program.sampled_means() if name.startswith(scope)]
     if len(means) == 1:
-        reason = f"the action is {means[0]}, the mean of the only distribution that the graph samples"
-        return _as_policy(program.graph(means), reason)
+        return means, f"the action is {means[0]}, the mean of the only distribution that the graph samples"
     ends = [name for name in program.ends() if name.startswith(scope)]
     ends = [name for name in ends if not all(map(target.search, program.layer_names(name)))] or ends
-    reason = f"the action is {ends[0]}, the only end of a network in the graph" if len(ends) == 1 else ""
-    return _as_policy(program.graph(ends), reason)
+    return ends, f"the action is {ends[0]}, the only end of a network in the graph" if len(ends) == 1 else ""
 
 
 def read_activations(checkpoint: Checkpoint) -> dict[Path, frozenset[str]]:
@@ -106,10 +111,6 @@ def read_activations(checkpoint: Checkpoint) -> dict[Path, frozenset[str]]:
     """
     program = _read_program(checkpoint)
     return {} if program is None else program.activations()
-
-
-def _as_policy(graph: Graph | None, reason: str = "") -> PolicyGraph | None:
-    return None if graph is None else PolicyGraph(graph, reason)
 
 
 def _location(checkpoint: Checkpoint) -> str:
@@ -141,13 +142,9 @@ class _SavedProgram:
 
     def __init__(self, checkpoint: Checkpoint, graph: MetaGraph, meter: FieldMeter) -> None:
         """Read the nodes, and find their origins."""
-        self.checkpoint, self.meta, self.meter = checkpoint, graph, meter
-        data = graph.nodes or memoryview(b"")
-        self.nodes = dict(
-            parse_node(node, meter) for node in tf_saved_model_messages.iter_field(1, data, meter)
-        )
-        stored = tf_saved_model_messages.parse_graph_def(data, meter)
-        self.variables = tensorflow.find_variables(checkpoint, graph, stored)
+        self.checkpoint, self.meter = checkpoint, meter
+        self.stored = tensorflow.StoredNodes.parse(checkpoint, graph, meter)
+        self.nodes, self.variables = self.stored.nodes, self.stored.variables
         self.placeholders = [name for name, node in self.nodes.items() if node.op == "Placeholder"]
         self.origins: dict[str, str | None] = {}
         self.layered: set[str] = set()
@@ -182,7 +179,7 @@ class _SavedProgram:
     def _origin(self, name: str, node: FunctionNode, inputs: list[str]) -> str | None:
         if node.op == "Placeholder":
             return name
-        if node.op in _VARIABLES:
+        if node.op in tensorflow.VARIABLES:
             return "" if name in self.variables else None
         if node.op in ("Const", *_SHAPES):
             return ""
@@ -200,7 +197,7 @@ class _SavedProgram:
 
     def _is_variable(self, name: str) -> bool:
         node = self.nodes.get(self._source(name))
-        return node is not None and node.op in _VARIABLES
+        return node is not None and node.op in tensorflow.VARIABLES
 
     def _source(self, name: str) -> str:
         """Return the node that a node, or a chain of them, only reads."""
@@ -228,9 +225,8 @@ class _SavedProgram:
         layer, and to another one as well (an action, to which noise is added, and which a critic takes); and
         those that join what other layers compute (an action beside observations).
         """
-        results = [name for name in self.nodes if self._is_result(name)]
-        inside = set(results)
-        order = self._in_order(results)
+        inside = {name for name in self.nodes if self._is_result(name)}
+        order = [name for name in self.origins if name in inside]  # each after those that it follows from
         after: dict[str, frozenset[str]] = {}  # all results behind a value that nothing follows from
         plain: set[str] = set()  # values with one behind them, and no layer between
         chosen: set[str] = set()
@@ -245,21 +241,20 @@ class _SavedProgram:
         chosen |= self._joined(order)
         copies = {name for name in chosen if self.nodes[name].op == "Identity"}
         chosen -= {name for name in copies if next(_data_inputs(self.nodes[name])) in chosen}
-        return [name for name in results if name in chosen][:_MOST_ENDS]
+        return [name for name in self.nodes if name in chosen][:_MOST_ENDS]
 
     def layer_names(self, name: str) -> set[str]:
         """Return the names of the variables of all layers that a value follows from, in lower case."""
-        waiting, visited, names = [name], set[str](), set[str]()
-        while waiting:
-            name = waiting.pop()
-            if name in visited:
-                continue
-            visited.add(name)
-            inputs = [*_data_inputs(self.nodes[name])]
-            if self.nodes[name].op in _LAYERS:
-                names |= {input_.lower() for input_ in inputs if self._is_variable(input_)}
-            waiting += inputs
-        return names
+        return {
+            input_.lower()
+            for node in map(self.nodes.get, _reach([name], self._inputs))
+            if node is not None and node.op in _LAYERS
+            for input_ in _data_inputs(node)
+            if self._is_variable(input_)
+        }
+
+    def _inputs(self, name: str) -> Iterator[str]:
+        return _data_inputs(self.nodes[name]) if name in self.nodes else iter(())
 
     def activations(self) -> dict[Path, frozenset[str]]:
         """Return the first operations behind each layer, by the path of its kernel."""
@@ -273,15 +268,13 @@ class _SavedProgram:
         return following
 
     def _operations_after(self, name: str) -> frozenset[str]:
-        waiting, operations = [*self.users[name]], set[str]()
-        while waiting:
-            name = waiting.pop()
-            node = self.nodes[name]
-            if node.op in _PASSED:
-                waiting += self.users[name]
-            elif not _GRADIENTS.fullmatch(name) and node.op not in _SHAPES:
-                operations.add(node.op)
-        return frozenset(operations)
+        """Return the first operations behind a value, beyond those that are passed."""
+
+        def behind(other: str) -> list[str]:
+            return self.users[other] if self.nodes[other].op in _PASSED else []
+
+        names = [other for other in _reach(self.users[name], behind) if not _GRADIENTS.fullmatch(other)]
+        return frozenset(self.nodes[other].op for other in names) - _PASSED - _SHAPES
 
     def _joined(self, order: Sequence[str]) -> set[str]:
         """Return the results that an operation joins with values of other layers or of none."""
@@ -304,35 +297,11 @@ class _SavedProgram:
 
     def _feeds_layer(self, name: str) -> bool:
         """Return whether a layer follows from a value, also one with other inputs as well."""
-        waiting, visited = [*self.users[name]], set[str]()
-        while waiting:
-            name = waiting.pop()
-            if name in visited or _GRADIENTS.fullmatch(name):
-                continue
-            visited.add(name)
-            if self._is_layer(self.nodes[name]):
-                return True
-            waiting += self.users[name]
-        return False
 
-    def _in_order(self, results: Iterable[str]) -> list[str]:
-        """Return the results so that each comes after those that it follows from."""
-        order: dict[str, None] = {}
-        inside = set(results)
-        for target in inside:
-            waiting = [target]
-            while waiting:
-                name = waiting[-1]
-                missing = [
-                    input_
-                    for input_ in _data_inputs(self.nodes[name])
-                    if input_ in inside and input_ not in order
-                ]
-                if missing and name not in order:
-                    waiting += missing
-                    continue
-                order[waiting.pop()] = None
-        return list(order)
+        def behind(other: str) -> list[str]:
+            return [user for user in self.users[other] if not _GRADIENTS.fullmatch(user)]
+
+        return any(self._is_layer(self.nodes[other]) for other in _reach(behind(name), behind))
 
     def sampled_means(self) -> list[str]:
         """Return the results to which the program adds normal noise times a result or a variable."""
@@ -346,18 +315,12 @@ class _SavedProgram:
         return list(means)
 
     def _is_scaled_noise(self, name: str) -> bool:
-        waiting, visited = [name], set[str]()
-        while waiting:
-            name = waiting.pop()
-            node = self.nodes.get(name)
-            if node is None or name in visited:
-                continue
-            visited.add(name)
-            if node.op in _NOISE:
-                return True
-            if node.op in _COMBINED and self.origins.get(name) is None:
-                waiting += _data_inputs(node)
-        return False
+        def before(other: str) -> Iterator[str]:
+            node = self.nodes.get(other)
+            inner = node is not None and node.op in _COMBINED and self.origins.get(other) is None
+            return self._inputs(other) if inner else iter(())
+
+        return any(other in self.nodes and self.nodes[other].op in _NOISE for other in _reach([name], before))
 
     def graph(self, outputs: list[str]) -> Graph | None:
         """Return the graph of these values, None without any."""
@@ -367,7 +330,7 @@ class _SavedProgram:
         inputs = {name: self._tensor(name) for name in used if name}
         signature = Signature("", inputs, {name: self._tensor(name) for name in outputs})
         try:
-            return tensorflow.read_tensors(self.checkpoint, self.meta, self.meter, signature)
+            return self.stored.read(self.checkpoint, signature)
         except OpaqueError as error:
             raise UnsupportedError(
                 "an output of the graph is not a tensor", file=_location(self.checkpoint), found=str(error)
@@ -381,6 +344,17 @@ class _SavedProgram:
         shape = output_shape(node, self.meter)
         key = f"{name}:0".encode("utf-8", "surrogateescape")
         return TensorInfo((key,), type_name(dtype) if isinstance(dtype, int) else "", shape)
+
+
+def _reach(starts: Iterable[str], onward: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    """Yield the nodes that these lead to, and these, each once."""
+    waiting, visited = [*starts], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name not in visited:
+            visited.add(name)
+            yield name
+            waiting += onward(name)
 
 
 def _node_name(reference: str) -> str:
