@@ -147,6 +147,21 @@ def test_a_graph_that_does_not_fit_is_never_taken_silently(folder: Path, tmp_pat
         assert any("graph beside the checkpoint is not used" in sentence for sentence in agent.assumed)
 
 
+@pytest.mark.parametrize("program", ["ppo", "named"])
+def test_a_damaged_graph_is_named_where_the_names_decide(folder: Path, tmp_path: Path, program: str) -> None:
+    for file in (folder / program).iterdir():
+        shutil.copy(file, tmp_path)
+    meta = tmp_path / "model.meta"
+    meta.write_bytes(meta.read_bytes()[:-400])
+    facts = ckpttool.AgentFacts(**BOUNDS)
+    if program == "ppo":  # two layers behind one: no chain without the graph
+        with pytest.raises((UnsupportedError, UsageError), match="graph beside the checkpoint is not used"):
+            ckpttool.load_agent(str(tmp_path / "model"), facts=facts)
+        return
+    with ckpttool.load_agent(str(tmp_path / "model"), facts=facts) as agent:
+        assert any("graph beside the checkpoint is not used" in sentence for sentence in agent.assumed)
+
+
 def raise_unless_read(checkpoint: ckpttool.Checkpoint) -> None:
     if read_graph(checkpoint) is None:
         raise UnsupportedError("no graph of these variables")

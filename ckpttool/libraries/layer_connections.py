@@ -279,6 +279,11 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
     return replace(binding, facts=facts.read("the SavedModel's graph", hidden=next(iter(hidden))))
 
 
+def describe_unused_graph(reason: str) -> str:
+    """Return the sentence on the graph of a Saver that its checkpoint is read without."""
+    return f"the graph beside the checkpoint is not used: {reason}"
+
+
 def _with_saver_activations(binding: RecognizedAgent, checkpoint: Checkpoint) -> RecognizedAgent:
     """Return the binding with the activations behind its layers in a Saver's graph, if there is one."""
     from ckpttool.graphs import tensorflow_saver
@@ -288,8 +293,8 @@ def _with_saver_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
         return binding
     try:
         following = tensorflow_saver.read_activations(checkpoint)
-    except CkpttoolError:
-        return binding  # the library's defaults are listed as assumed
+    except CkpttoolError as error:
+        return binding.assuming(describe_unused_graph(error.message))
     sources = {move.target: move.source for move in binding.moves.moves}
     kernels = [
         sources.get(canonical_weight_path(part, position, "kernel"))

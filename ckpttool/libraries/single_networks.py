@@ -190,11 +190,15 @@ def _recognize_by_saver(tree: Tree, network: str, checkpoint: Checkpoint) -> Rec
             computation = _lower_policy(policy.graph, network, checkpoint.path)
             binding = _bind_computation(computation, checkpoint)
             return binding.assuming(policy.reason) if policy.reason else binding
-        unused = "no network in it ends with values of one input"
+        unused = layer_connections.describe_unused_graph("no network in it ends with values of one input")
     except (FormatError, UnsupportedError) as error:
-        unused = str(error.message)
-    named = _bind_policy(tree, checkpoint, network)
-    return named and named.assuming(f"the graph beside the checkpoint is not used: {unused}")
+        unused = layer_connections.describe_unused_graph(error.message)
+    try:
+        named = _bind_policy(tree, checkpoint, network)
+    except (UnsupportedError, UsageError) as error:
+        error.message += f"; {unused}"
+        raise
+    return named and named.assuming(unused)
 
 
 HOOK = "a PyTorch hook"
