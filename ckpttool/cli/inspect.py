@@ -37,6 +37,7 @@ from ckpttool.core import limits as parser_limits
 from ckpttool.core.code_references import allowing
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, UsageError, suggest_choice
+from ckpttool.core.source import keep_open
 from ckpttool.core.text import clean, format_count, format_size
 from ckpttool.core.urls import format_command
 from ckpttool.listing.audit import SAFE, read_allowed_names
@@ -328,6 +329,7 @@ def is_plain_data(listing: CheckpointSummary | CheckpointFolder) -> bool:
     return listing.verdict.label == SAFE
 
 
+@keep_open()
 def render_listing(
     listing: CheckpointSummary | CheckpointFolder, view: TreeView, drawn: dict[str, Any] | None
 ) -> str:

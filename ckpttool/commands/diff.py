@@ -20,6 +20,7 @@ from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UsageError, suggest_choice
+from ckpttool.core.source import keep_open
 from ckpttool.core.text import describe_record, render_record
 from ckpttool.core.tree import Leaf
 from ckpttool.formats.detect import ensure_open
@@ -119,6 +120,7 @@ def diff(
     return compare_alignment(alignment, sort, progress)
 
 
+@keep_open()
 def align(
     left: Any, right: Any, *, glob: str | None = None, by: str = AUTO, layout: str | None = None
 ) -> CheckpointAlignment:
@@ -135,6 +137,7 @@ def align(
     return align_checkpoints(*sides, glob=glob, by=by)
 
 
+@keep_open()
 def compare_alignment(
     alignment: CheckpointAlignment,
     sort: str = "abs",

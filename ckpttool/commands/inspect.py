@@ -9,6 +9,7 @@ from typing import Any
 from ckpttool.core import filesystem, plugins, urls
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.source import keep_open
 from ckpttool.core.text import describe_record, render_record
 from ckpttool.formats.detect import open_checkpoint, resolve
 from ckpttool.libraries.schema import NO_LAYOUT
@@ -26,7 +27,8 @@ def summary(path: str, glob: str | None = None, layout: str | None = None) -> Ch
     >>> listing.layout, listing.totals.parameters, len(listing.tensors)
     ('td3_tf', 27142, 78)
     """
-    return summarize_checkpoint(open_checkpoint(path), glob, layout)
+    with keep_open():
+        return summarize_checkpoint(open_checkpoint(path), glob, layout)
 
 
 @dataclass(frozen=True, slots=True)

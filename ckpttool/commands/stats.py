@@ -11,6 +11,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.source import keep_open
 from ckpttool.core.text import compile_glob, describe_record, no_match_error, render_record
 from ckpttool.core.tree import Leaf, Path
 from ckpttool.formats.detect import open_checkpoint
@@ -141,6 +142,7 @@ def stats(
     )
 
 
+@keep_open()
 def compute_stats(
     checkpoint: Checkpoint,
     binding: RecognizedAgent | None,

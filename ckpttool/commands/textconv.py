@@ -14,7 +14,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.digests import DigestRecorder
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, UsageError
-from ckpttool.core.source import Checksum, Span
+from ckpttool.core.source import Checksum, Span, keep_open
 from ckpttool.core.text import format_count, natural_sort_key
 from ckpttool.core.tree import Leaf, Path, Record, ValueLeaf
 from ckpttool.formats import tf_common, tf_object_graph
@@ -35,6 +35,7 @@ _SUFFIX = tf_object_graph.MARK + tf_object_graph.VALUE
 _LONGEST_FILE = 1 << 20
 
 
+@keep_open()
 def textconv(file: str) -> tuple[str, ...]:
     """Return the text form of a checkpoint: format, code that loading runs, then values and tensors by name.
 

@@ -24,6 +24,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, abbreviate_list
 from ckpttool.core.sidecar import Sidecar
+from ckpttool.core.source import keep_open
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, ValueLeaf, json_value
 from ckpttool.evaluation.restore import FACTS, Agent, list_not_understood
@@ -84,6 +85,7 @@ class ContentComparison:
         }
 
 
+@keep_open()
 def compare_contents(
     a: ComparisonSide, b: ComparisonSide, progress: Progress = ignore_progress
 ) -> ContentComparison:

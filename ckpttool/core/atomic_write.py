@@ -22,7 +22,7 @@ from ckpttool.core import filesystem, urls
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, TargetExistsError, UsageError
-from ckpttool.core.source import File
+from ckpttool.core.source import File, keep_open
 
 Job = Callable[[], object]
 
@@ -378,11 +378,12 @@ class PendingFile:
             self._created = True
             _add_name(self.output.ready, self.temporary)
             return
-        with create_file(self.temporary, disk) as stream:
-            self._created = True
-            self.output.write(stream)
-        if self.output.check is not None:
-            self.output.check(self.stem)
+        with keep_open():  # the sources, and what `check` reads back
+            with create_file(self.temporary, disk) as stream:
+                self._created = True
+                self.output.write(stream)
+            if self.output.check is not None:
+                self.output.check(self.stem)
 
     def name(self, *, force: bool) -> None:
         """Rename the file or its folder; raise TargetExistsError if the name exists, unless `force`."""

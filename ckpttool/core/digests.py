@@ -14,7 +14,7 @@ from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError
-from ckpttool.core.source import Buffer, Source, iter_pieces
+from ckpttool.core.source import Buffer, Source, iter_pieces, keep_open
 from ckpttool.core.text import describe_record, render_record
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf
 
@@ -100,16 +100,17 @@ def map_tensors(
         except CkpttoolError as error:
             errors[path] = error.located(file=checkpoint.path, path=checkpoint.tree.names[path])
 
-    for path, leaf in checkpoint.tree.tensors():
-        if errors:
-            break
-        if leaf.nbytes >= SHARED and lane.idle:
-            lane.do(partial(take, path, leaf))
-        else:
-            take(path, leaf)
-        done += leaf.nbytes
-        progress(done, total)
-    lane.wait()
+    with keep_open():
+        for path, leaf in checkpoint.tree.tensors():
+            if errors:
+                break
+            if leaf.nbytes >= SHARED and lane.idle:
+                lane.do(partial(take, path, leaf))
+            else:
+                take(path, leaf)
+            done += leaf.nbytes
+            progress(done, total)
+        lane.wait()
     for path in checkpoint.tree:
         if path in errors:
             raise errors[path]

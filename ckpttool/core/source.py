@@ -248,15 +248,22 @@ _MOST_KEPT = 32
 
 @contextmanager
 def keep_open() -> Iterator[None]:
-    """Open each local file once in the block; every read compares its identity all the same."""
+    """Open each local file once in the block; every read compares its identity all the same.
+
+    A block inside another one shares its files. No file that is read inside is renamed there, which Windows
+    refuses while it is open.
+    """
+    if _KEPT.get() is not None:
+        yield
+        return
     kept: dict[File, int] = {}
     token = _KEPT.set(kept)
     try:
         yield
     finally:
         _KEPT.reset(token)
-        for descriptor in kept.values():
-            os.close(descriptor)
+        while kept:
+            os.close(kept.popitem()[1])
 
 
 class _OpenFile:
@@ -289,7 +296,8 @@ class _OpenFile:
             self.__exit__(None, None, None)
             raise ChangedError("the file changed after it was listed", file=path)
         if kept is not None and self._closes and len(kept) < _MOST_KEPT:
-            kept[self._file], self._closes = self._descriptor, False
+            # Another thread of the block may have opened it meanwhile.
+            self._closes = kept.setdefault(self._file, self._descriptor) != self._descriptor
         return self._descriptor
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:

@@ -12,6 +12,7 @@ from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
 from ckpttool.core.kinds import ACTIVATIONS
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, assumption_sentences
+from ckpttool.core.source import keep_open
 from ckpttool.core.text import format_count
 from ckpttool.core.urls import format_command
 from ckpttool.evaluation import restore
@@ -269,6 +270,7 @@ def missing_networks(a: Agent, b: Agent) -> list[str]:
     return [part.title for part in a.binding.parts if counterpart_title(part, a, b) is None]
 
 
+@keep_open()
 def pair_networks(
     a: Agent, b: Agent, titles: Sequence[str], assumed: list[str]
 ) -> tuple[dict[str, tuple[Network, Network]], list[str]]:

@@ -28,7 +28,7 @@ from ckpttool.core.code_references import (
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, NotACheckpointError, UsageError, abbreviate_list
 from ckpttool.core.limits import Limits
-from ckpttool.core.source import DeflatedSpan, File, Span, Storage, StoragePart, StridedView
+from ckpttool.core.source import DeflatedSpan, File, Span, Storage, StoragePart, StridedView, keep_open
 from ckpttool.encodings import archives
 from ckpttool.formats import pickle_signatures
 from ckpttool.formats.probe import HEAD, Format, Probe
@@ -73,7 +73,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         with filesystem.read_session() as visit:
             checkpoint = _open_path(location)
             return replace(checkpoint, notes=(*checkpoint.notes, *visit.notes))
-    return _open_path(location)
+    with keep_open():
+        return _open_path(location)
 
 
 def ensure_open(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
@@ -100,6 +101,7 @@ def _find_backup(path: str) -> CheckpointLocation | None:
     return None
 
 
+@keep_open()
 def read_location(location: CheckpointLocation) -> Checkpoint:
     """List the checkpoint; add the code in its files to the audit by its format."""
     checkpoint = add_code_scan(location.format.read(location.location))

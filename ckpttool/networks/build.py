@@ -13,7 +13,7 @@ from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
 from ckpttool.core.kinds import ACTIVATIONS
 from ckpttool.core.sidecar import parse_activation
-from ckpttool.core.source import Shape
+from ckpttool.core.source import Shape, keep_open
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, attr
 from ckpttool.libraries import schema
@@ -464,6 +464,7 @@ def own_draws(agent: Tree, part: AgentNetwork, choices: Choices | None) -> tuple
     return (number, "factors") if number else None
 
 
+@keep_open()
 def policy_network(
     agent: Tree,
     part: AgentNetwork,

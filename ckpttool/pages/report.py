@@ -16,6 +16,7 @@ from ckpttool.core import urls
 from ckpttool.core.atomic_write import Progress, ignore_progress, require_new, write_file
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import CkpttoolError, UsageError
+from ckpttool.core.source import keep_open
 from ckpttool.core.text import describe_error, describe_record, replace_nonfinite
 from ckpttool.core.tree_views import render_file
 from ckpttool.pages.checkpoint_page import ReportContents, ReportInputs, gather_contents, render_page
@@ -184,6 +185,7 @@ def find_reported_run(
     return run
 
 
+@keep_open()
 def write_page(
     run: RunFiles | None, paths: Sequence[str], options: ReportOptions, progress: Progress
 ) -> HtmlReport | RunReport:
