@@ -116,7 +116,7 @@ class Shelf:
 
         def write_tensor(path: TreePath, stream: IO[bytes]) -> None:
             leaf = dict(tree.tensors())[path]
-            data = zlib.compress(leaf.read())
+            data = zlib.compress(leaf.read(), 1)
             rows[names[path]] = [leaf.dtype, leaf.shape, len(data), zlib.crc32(data)]
             stream.write(data)
 
