@@ -113,10 +113,6 @@ class TestDistributed(WritingContract):
     def make(self, folder: Path) -> str:
         return str(saved(trained(), folder / "step-100"))
 
-    def put(self, tree: Tree, target: Path) -> str:
-        target.mkdir()
-        return super().put(tree, target)
-
     def test_an_agent_is_written_whole_or_refused(self, tmp_path: Path) -> None:
         """As in the other formats, but keys of dicts become text, as torch writes them."""
         tree = open_checkpoint(str(TORCH_SAMPLE)).tree

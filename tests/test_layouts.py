@@ -9,9 +9,18 @@ import numpy as np
 import pytest
 
 from ckpttool import testing
-from ckpttool.core import Leaf, MappingError, Tree, UsageError, ValueLeaf, display
+from ckpttool.core import Leaf, MappingError, Plugin, Tree, UsageError, ValueLeaf, display, plugins
 from ckpttool.formats import open_checkpoint, tf_bundle
-from ckpttool.libraries import RecognizedAgent, add_targets, fujimoto, recognize_tree, td3
+from ckpttool.libraries import (
+    AgentMetadata,
+    LayoutTable,
+    RecognizedAgent,
+    add_targets,
+    bind,
+    fujimoto,
+    recognize_tree,
+    td3,
+)
 from ckpttool.mapping import apply_plan
 from ckpttool.mapping.rules import canonical_tree
 from ckpttool.testing.layouts import canonical_names, contents
@@ -48,6 +57,52 @@ class TestTd3Torch(LayoutContract):
     @pytest.fixture
     def tree(self) -> Tree:
         return open_checkpoint(str(TORCH_SAMPLE)).tree
+
+
+class Twins:
+    """A layout whose table lists each Q-function's target directly after it."""
+
+    TABLE = LayoutTable(
+        name="twins",
+        title="two Q-functions",
+        framework="torch",
+        components={
+            "pi": "actor",
+            "qa": "critic/q1",
+            "qa_slow": "critic_target/q1",
+            "qb": "critic/q2",
+            "qb_slow": "critic_target/q2",
+        },
+        facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5),
+    )
+
+    @staticmethod
+    def recognise(tree: Tree, _name: str) -> RecognizedAgent | None:
+        return bind(tree, Twins.TABLE)
+
+
+class TestTwins(testing.LayoutContract):
+    """The order of a table is free: the laws hold for every one."""
+
+    name = "twins"
+
+    @pytest.fixture
+    def tree(self, monkeypatch: pytest.MonkeyPatch) -> Tree:
+        row = Plugin("twins", f"{__name__}:Twins")
+        monkeypatch.setitem(plugins.BUILT_IN, "layouts", (*plugins.BUILT_IN["layouts"], row))
+        sizes = {"pi": (3, 1), **dict.fromkeys(("qa", "qa_slow", "qb", "qb_slow"), (4, 1))}
+        shapes = {
+            f"{network}/{name}": shape
+            for network, (inputs, outputs) in sizes.items()
+            for name, shape in (("0.weight", (8, inputs)), ("2.weight", (outputs, 8)))
+        }
+        generator = np.random.default_rng(0)
+        weights = {name: generator.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+        biases = {name.replace("weight", "bias"): array[:, 0] for name, array in weights.items()}
+        return testing.build_tree(weights | biases)
+
+    def test_it_is_registered(self, tree: Tree) -> None:  # the fixture registers it
+        super().test_it_is_registered()
 
 
 def adam_state(weights: dict[str, np.ndarray], step: int = 7) -> dict[str, object]:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +16,9 @@ import pytest
 
 from ckpttool.cli.app import CommandEntry
 from ckpttool.conversion.targets import TargetKind
-from ckpttool.core import Plugin
+from ckpttool.core import FormatError, Plugin, plugins
 from ckpttool.core.plugins import FormatSignature
+from ckpttool.formats import open_checkpoint
 from docs.blocks import DOCS, blocks
 from docs.screens import Folder
 from tests.conftest import ROOT
@@ -113,6 +115,20 @@ def test_an_unfinished_contract_says_what_it_lacks(toys: Path, environment: dict
     assert {name for name, part in expected.items() if part not in errors[name]} == set(), done.stdout
 
 
+@pytest.mark.parametrize("text", ["{}", "[]", '{"tensors": {}, "tree": 3}', '{"tensors": {}, "tree": "{}"}'])
+def test_the_format_of_the_page_refuses_a_crafted_index(
+    toys: Path, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the file, also where a helper that does not know it raised the error."""
+    monkeypatch.setitem(plugins.BUILT_IN, "formats", (Plugin("crate", "crate"),))
+    crate, index = importlib.import_module("crate"), text.encode()
+    file = tmp_path / "bad.crate"
+    file.write_bytes(crate.MAGIC + index + crate.END.pack(zlib.crc32(index), len(index)))
+    with pytest.raises(FormatError) as caught:
+        open_checkpoint(str(file))
+    assert caught.value.file == str(file)
+
+
 def test_the_package_installs_the_modules_that_it_registers(toys: Path) -> None:
     package = tomllib.loads((toys / "pyproject.toml").read_text(encoding="utf-8"))
     registered = [
@@ -145,6 +161,9 @@ def test_the_command_line_lists_and_uses_them(
         importlib.import_module("crate").pieces(agent)[0].write(stream)
     record = run("inspect", tmp_path / "agent.crate", "--json", env=environment).json()
     assert (record["format"], record["layout"]) == ("crate", "toylab")
+    copy = tmp_path / "copy.crate"
+    assert run("convert", tmp_path / "agent.crate", copy, "--to", "crate", env=environment).status == 0
+    assert run("inspect", copy, "--json", env=environment).json()["format"] == "crate"
     for command, toy in (("formats", "crate"), ("layouts", "toylab"), ("backends", "einsum")):
         rows = run(command, "--json", env=environment).json()[command]
         assert toy in [row["name"] for row in rows]

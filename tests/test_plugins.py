@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, TORCH_SAMPLE
 from tests.conftest import ckpttool as run
 from tests.golden_texts import Golden
 
@@ -37,6 +37,58 @@ def test_a_format_of_another_package_is_found(tmp_path: Path) -> None:
     assert clash.status == 2
     assert "shout" in clash.err
     assert "ckpttool" in clash.err
+
+
+COMMAND = """
+from typing import Annotated
+
+import typer
+
+import ckpttool
+
+
+def run(path: str, count: Annotated[int, typer.Option(min=1, metavar="N", help="How many.")] = 3) -> int:
+    \"\"\"List the largest tensors.\"\"\"
+    if count > 100:
+        {}["x"]
+    leaves = sorted(ckpttool.open(path).tree.tensors(), key=lambda entry: -entry[1].nbytes)
+    for _, leaf in leaves[:count]:
+        print(leaf.nbytes)
+    return 1
+"""
+
+
+def put_command(folder: Path, name: str, code: str) -> dict[str, str]:
+    """Install a package with a command; return the variables of the environment in which it is one."""
+    info = folder / "shout-1.0.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shout\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[ckpttool.commands]\n{name} = shout_command\n")
+    (folder / "shout_command.py").write_text(code)
+    return {"PYTHONPATH": f"{ROOT}:{folder}"}
+
+
+def test_a_command_of_another_package_runs_as_any_other(tmp_path: Path, golden: Golden) -> None:
+    environment = put_command(tmp_path, "largest", COMMAND)
+    ran = run("largest", TORCH_SAMPLE, "--count", 2, env=environment)
+    assert (ran.status, ran.out) == (1, "16384\n16384\n")
+    assert "--count" in run("largest", "--help", env=environment).out
+    assert "largest" in run("--help", env=environment).out
+    for words in (["largest"], ["largest", "a.pt", "--cuont", 3], ["largest", TORCH_SAMPLE, "--count", 101]):
+        ran = run(*words, env=environment)
+        assert ran.status == 2
+        golden(ran)
+
+
+@pytest.mark.parametrize("name", ["largest", "inspect"])
+def test_a_broken_command_or_a_second_of_its_name_harms_no_other(
+    tmp_path: Path, name: str, golden: Golden
+) -> None:
+    environment = put_command(tmp_path, name, "print(1 / 0)\n")
+    assert run("inspect", TORCH_SAMPLE, env=environment).status == 0
+    ran = run("largest", TORCH_SAMPLE, env=environment)
+    assert ran.status == 2
+    golden(ran)
 
 
 def test_of_two_packages_of_one_name_the_first_counts(tmp_path: Path) -> None:

@@ -558,8 +558,11 @@ def test_no_comment_divides_a_file_into_sections() -> None:
 
 def test_the_package_keeps_every_rule() -> None:
     sources = parse({str(p.relative_to(PACKAGE)): p.read_text() for p in sorted(PACKAGE.rglob("*.py"))})
-    offenders_by_rule = {rule.__name__: offenders for rule in RULES if (offenders := rule(sources))}
-    assert offenders_by_rule == {rule.__name__: offenders for rule, offenders in REMAINING.items()}
+    offenders_by_rule = {rule: offenders for rule in RULES if (offenders := rule(sources))}
+    broken = [
+        f"{rule.__name__}: {rule.__doc__}\n{offenders}" for rule, offenders in offenders_by_rule.items()
+    ]
+    assert offenders_by_rule == REMAINING, "\n".join(broken)
 
 
 LONG = "def f():\n" + "    x = 1\n" * MOST_LINES

@@ -12,8 +12,8 @@ import signal
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -21,7 +21,7 @@ from ckpttool import exit_interrupted
 from ckpttool.cli import console, panels
 from ckpttool.cli.progress import show_fetch_progress
 from ckpttool.cli.styles import terminal_width
-from ckpttool.core import limits
+from ckpttool.core import limits, plugins
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, UsageError, from_system_error
 from ckpttool.version import __version__
@@ -142,7 +142,7 @@ def _with_one_name(param: Any) -> Any:
 class CommandEntry(NamedTuple):
     """Lazily imported command: its module is imported when the command is chosen.
 
-    `target` is `module:function`.
+    `target` is `module:function`, or `:function` for a command of another package.
     """
 
     name: str
@@ -153,7 +153,8 @@ class CommandEntry(NamedTuple):
     def load(self) -> Callable[..., int]:
         """Import and return the function; its signature defines all options."""
         module, _, function = self.target.partition(":")
-        return panels.takes_panels(getattr(importlib.import_module(module), function))
+        loaded = importlib.import_module(module) if module else plugins.find("commands", self.name).load()
+        return panels.takes_panels(getattr(loaded, function))
 
     def listed(self) -> typer.core.TyperCommand:
         """Return a stub command for --help, completion and suggestions."""
@@ -291,6 +292,22 @@ COMMANDS = (
 )
 
 
+def _all_commands() -> Iterator[CommandEntry]:
+    """Yield the built-in commands, then those of other packages; raise UsageError for two of one name."""
+    yield from COMMANDS
+    for row in plugins.installed("commands"):
+        if any(row.name == command.name for command in COMMANDS):
+            reason = f"two packages provide command {row.name!r}: ckpttool and {row.owner}"
+            raise UsageError(reason, hint=f"pip uninstall {row.owner}")
+        yield CommandEntry(row.name, ":run", f"Command of package {row.owner}.", "")
+
+
+def _find_command(name: str) -> CommandEntry | None:
+    """Return the command of a name; None if there is none, as for a path with a dot or a slash."""
+    commands = _all_commands() if re.fullmatch(r"\w[\w-]*", name) else ()
+    return next((command for command in commands if command.name == name), None)
+
+
 _COMPLETION = ("--show-completion", "--install-completion")
 _SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 
@@ -310,6 +327,11 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = {command.name: command.listed() for command in COMMANDS}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands, those of other packages last."""
+        self.commands.update({command.name: command.listed() for command in _all_commands()})
+        return super().list_commands(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; without any, print the first screen."""
@@ -339,10 +361,12 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
                 console.print_text(ctx.get_help())
                 ctx.exit()
             args = [args[1], "--help"]
-        if args[0] not in self.commands and _is_checkpoint_path(args[0]):
+        if (command := _find_command(args[0])) is not None:
+            self.commands.setdefault(command.name, command.listed())
+            return command.name, command.parser(), args[1:]
+        if _is_checkpoint_path(args[0]):
             return _OVERVIEW.name, _OVERVIEW.parser(), args
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, next((command.parser() for command in COMMANDS if command.name == name), command), rest
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; turn Ctrl-C into our own exit instead of typer's."""
@@ -358,11 +382,6 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
             if before is None:
                 raise
             raise before if isinstance(before, _SignalExit) else _SignalExit(signal.SIGINT) from None
-
-
-def _load_command(name: str) -> Any:
-    """Return a command with its options."""
-    return next(command for command in COMMANDS if command.name == name).parser()
 
 
 def _is_checkpoint_path(word: str) -> bool:
@@ -616,8 +635,6 @@ def _modules_in_traceback(error: BaseException) -> list[str]:
 
 def _owner_of_bug(error: BaseException) -> str:
     """Return the package with the bug: that of a plug-in whose code was running, else ckpttool."""
-    from ckpttool.core import plugins
-
     modules = _modules_in_traceback(error)
     for kind in plugins.BUILT_IN:
         for plugin in plugins.installed(kind):
@@ -635,8 +652,10 @@ def _convert_error(error: BaseException) -> CkpttoolError:
     if callable(message):
         from ckpttool.cli import usage
 
+        context = getattr(error, "ctx", None)
+        names = context.find_root().command.commands if context else (command.name for command in COMMANDS)
         return usage.convert_usage_error(
-            error, sys.argv[1:], [command.name for command in COMMANDS], _load_command
+            error, sys.argv[1:], tuple(names), lambda name: cast(CommandEntry, _find_command(name)).parser()
         )
     if os.environ.get(_TRACEBACK):
         raise error

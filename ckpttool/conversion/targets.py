@@ -8,9 +8,9 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
-from ckpttool.core import deferred, urls
+from ckpttool.core import deferred, plugins, urls
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, UsageError
 
@@ -151,7 +151,7 @@ def infer_target_word(target: str, to: str | None) -> str:
     if chosen is None:
         hint = f"state the format with --to: {list_targets()}"
         raise UsageError("cannot infer the output format from the target's name", file=target, hint=hint)
-    if chosen not in known:
+    if chosen not in known and _plugin_target(chosen) is None:
         raise _unknown_target_error(chosen, known)
     _require_suffix(target, chosen)
     return chosen
@@ -235,7 +235,15 @@ def parse_target_kind(target: str, to: str | None) -> TargetKind:
     chosen = infer_target_word(target, to)
     if chosen in EXPORTS:
         raise UsageError(f"{chosen} stores a runnable network, not a tree", hint="ckpttool.export writes one")
-    return TARGETS[chosen]
+    return TARGETS.get(chosen) or cast(TargetKind, _plugin_target(chosen))
+
+
+def _plugin_target(word: str) -> TargetKind | None:
+    """Return the target of another package's format that writes: its `TARGET`, by default one file."""
+    for row in plugins.installed("formats"):
+        if row.name == word and row.owner != "ckpttool" and (module := row.load()).WRITES:
+            return getattr(module, "TARGET", TargetKind(word, "td3_torch"))
+    return None
 
 
 _SAFETENSORS = ".safetensors"

@@ -1,4 +1,4 @@
-"""Plugin registry: built-in formats, layouts and backends, and others by entry point."""
+"""Plugin registry: built-in formats, layouts and backends, and others (also commands) by entry point."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-Kind = Literal["formats", "layouts", "backends"]
+Kind = Literal["formats", "layouts", "backends", "commands"]
 
 # What every module of a kind defines.
 _DEFINES: dict[Kind, tuple[str, ...]] = {
     "formats": ("NAME", "TITLE", "WRITES", "FRAMEWORK", "claims", "read"),
     "layouts": ("TABLE", "recognise"),
     "backends": ("NAME", "build", "versions"),
+    "commands": ("run",),
 }
 
 # Errors that importlib.metadata treats as a package without entry points.
@@ -333,6 +334,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin("tensorflow", "ckpttool.networks.tensorflow_backend", "tensorflow", ("tensorflow",)),
         Plugin("onnxruntime", "ckpttool.networks.onnx_backend", "onnx", ("onnx", "onnxruntime")),
     ),
+    "commands": (),  # those of ckpttool: cli/app.py
 }
 
 _HTTP = ("ckpttool.core.remote_sites:Web", "remote", ("fsspec", "aiohttp"))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
-from ckpttool.core import atomic_write, deferred, dtypes, filesystem, limits, plugins
+from ckpttool.core import atomic_write, deferred, dtypes, filesystem, limits, plugins, urls
 from ckpttool.core.atomic_write import is_hidden_name
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import (
@@ -26,7 +26,7 @@ from ckpttool.core.code_references import (
     unsafe_references,
 )
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import CkpttoolError, NotACheckpointError, UsageError, abbreviate_list
+from ckpttool.core.errors import CkpttoolError, FormatError, NotACheckpointError, UsageError, abbreviate_list
 from ckpttool.core.limits import Limits
 from ckpttool.core.source import DeflatedSpan, File, Span, Storage, StoragePart, StridedView, keep_open
 from ckpttool.encodings import archives
@@ -104,7 +104,11 @@ def _find_backup(path: str) -> CheckpointLocation | None:
 @keep_open()
 def read_location(location: CheckpointLocation) -> Checkpoint:
     """List the checkpoint; add the code in its files to the audit by its format."""
-    checkpoint = add_code_scan(location.format.read(location.location))
+    try:
+        checkpoint = add_code_scan(location.format.read(location.location))
+    except FormatError as error:  # a helper that decodes bytes does not know the file
+        error.file = error.file or urls.display_url(location.location)
+        raise
     return replace(checkpoint, code_references=apply_allowed(checkpoint.code_references))
 
 

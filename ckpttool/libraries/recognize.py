@@ -420,9 +420,10 @@ class LayoutTable:
     written by the library itself) used to test the layout; it is empty if no real file was available.
     `statistics` names the place of the observation statistics that the layout reads; it is empty if it reads
     none. `user_written` means that users write the networks: the library's code shows neither the order of
-    their layers nor whether it adds outputs to others.
-    none. `plays` are the algorithms whose policies are played, `reads` those that are only read, and `writes`
-    those that a conversion writes, or ANY; "PPO" includes discrete actions, "continuous PPO" does not.
+    their layers nor whether it adds outputs to others; `joined` that a policy's last layer has the
+    means, then the logarithms of the deviations. `plays` are the algorithms whose policies are played,
+    `reads` those that are only read, and `writes` those that a conversion writes, or ANY; "PPO" includes
+    discrete actions, "continuous PPO" does not.
     """
 
     name: str

@@ -136,8 +136,8 @@ class LayoutContract:
         for path, leaf in agent.items():
             if path in back or path not in plan.consumed:
                 assert same(back[path], leaf), display(path)
-        heads = [(part.title, [layer.kind for layer in part.layers]) for part in binding.parts]
-        assert heads == [(part.title, [layer.kind for layer in part.layers]) for part in again.parts]
+        kinds = {part.title: [layer.kind for layer in part.layers] for part in binding.parts}
+        assert {part.title: [layer.kind for layer in part.layers] for part in again.parts} == kinds
 
     def test_without_its_networks_it_is_not_recognised(self, tree: Tree) -> None:
         rest = {path: leaf for path, leaf in tree.items() if "optimizer" in tree.names[path]}
