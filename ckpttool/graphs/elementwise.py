@@ -10,7 +10,7 @@ import numpy as np
 
 from ckpttool.core import dtypes
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.graphs.operators import broadcast_shape, operator, same_shape
+from ckpttool.graphs.operators import Spelling, broadcast_shape, operator, same_shape
 
 # Error function, exact to the last bit; numpy has none.
 _erf = np.frompyfunc(math.erf, 1, 1)
@@ -27,13 +27,62 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return half * (np.tanh(half * x) + np.asarray(1, x.dtype))
 
 
-def _define(name: str, function: Callable[..., Any], *, boolean: bool = False, since: int = 1) -> None:
-    """Add a row for a function whose result has the type of its first input, or bool."""
+def _elementwise(
+    name: str, since: int = 1, result: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    spelling = _SPELLINGS.get(name, Spelling(0))
+    return operator(
+        name, shapes=broadcast_shape, kind="elementwise", since=since, result=result, spelling=spelling
+    )
+
+
+def _define(name: str, function: Callable[..., Any], *, result: str = "", since: int = 1) -> None:
+    """Add a row for a function whose result has the type of its first input, or this one."""
 
     def compute(*arrays: np.ndarray) -> np.ndarray:
-        return np.asarray(function(*arrays)).astype(bool if boolean else arrays[0].dtype)
+        return np.asarray(function(*arrays)).astype(result or arrays[0].dtype)
 
-    operator(name, shapes=broadcast_shape, kind="elementwise", since=since)(compute)
+    _elementwise(name, since, result)(compute)
+
+
+_SPELLINGS = {
+    **{
+        name: Spelling(1, name.lower(), name, name)
+        for name in ("Exp", "Log", "Sqrt", "Sin", "Cos", "Tan", "Sinh", "Cosh", "Erf", "Floor", "Ceil")
+    },
+    **{
+        f"A{name}": Spelling(1, f"a{name} arc{name}", f"Arc{name}", f"A{name}")
+        for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")
+    },
+    **{name: Spelling(1, tensorflow=name) for name in ("Sigmoid", "Elu", "Selu", "Softplus", "Softsign")},
+    "Identity": Spelling(1, keras="Identity"),
+    "Tanh": Spelling(1, "tanh", "Tanh", "Tanh"),
+    "Relu": Spelling(1, "relu", tensorflow="Relu"),
+    "Abs": Spelling(1, "abs", "Abs Absolute", "Abs"),
+    "Neg": Spelling(1, "neg negative", "Negative", "Neg"),
+    "Sign": Spelling(1, "sign sgn", "Sign", "Sign"),
+    "Round": Spelling(1, "round", "Round", "Round Rint"),
+    "Reciprocal": Spelling(1, "reciprocal", "Reciprocal", "Reciprocal Inv"),
+    "Not": Spelling(1, "", "LogicalNot", "LogicalNot"),
+    "IsNaN": Spelling(1, "isnan", "", "IsNan"),
+    "IsInf": Spelling(1, "isinf", "", "IsInf"),
+    "Add": Spelling(2, "add", "Add", "Add AddV2"),
+    "Sub": Spelling(2, "sub", "Subtract", "Sub"),
+    "Mul": Spelling(2, "mul", "Multiply", "Mul"),
+    "Div": Spelling(2, "div", "Divide TrueDivide", "RealDiv TruncateDiv"),
+    "Pow": Spelling(2, "pow", "Power", "Pow"),
+    "Max": Spelling(2, "maximum max", "Maximum", "Maximum"),
+    "Min": Spelling(2, "minimum min", "Minimum", "Minimum"),
+    "Equal": Spelling(2, "eq", "Equal", "Equal"),
+    "Less": Spelling(2, "lt less", "Less", "Less"),
+    "LessOrEqual": Spelling(2, "le less_equal", "LessEqual", "LessEqual"),
+    "Greater": Spelling(2, "gt greater", "Greater", "Greater"),
+    "GreaterOrEqual": Spelling(2, "ge greater_equal", "GreaterEqual", "GreaterEqual"),
+    "And": Spelling(2, "", "LogicalAnd", "LogicalAnd"),
+    "Or": Spelling(2, "", "LogicalOr", "LogicalOr"),
+    "Where": Spelling(3, tensorflow="SelectV2"),
+    "Sum": Spelling(0, tensorflow="AddN"),
+}
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -92,11 +141,7 @@ for _name, _function in _FUNCTIONS.items():
 # In older versions a slope belongs to a channel, wherever that axis is.
 _define("PRelu", lambda x, slope: np.where(x < 0, x * slope, x), since=7)
 for _name, _function in _PREDICATES.items():
-    _define(_name, _function, boolean=True)
-
-
-def _elementwise(*names: str, since: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return operator(*names, shapes=broadcast_shape, kind="elementwise", since=since)
+    _define(_name, _function, result="bool")
 
 
 @_elementwise("Div")
@@ -166,7 +211,7 @@ def _clip(x: np.ndarray, low: np.ndarray | None = None, high: np.ndarray | None 
     return above if high is None else np.minimum(above, high)
 
 
-@_elementwise("IsInf")
+@_elementwise("IsInf", result="bool")
 def _is_infinite(x: np.ndarray, *, detect_negative: int = 1, detect_positive: int = 1) -> np.ndarray:
     wide = x.astype(np.float64)
     return (np.isposinf(wide) & bool(detect_positive)) | (np.isneginf(wide) & bool(detect_negative))

@@ -21,7 +21,7 @@ from ckpttool.core.tree import Leaf, Path, attr
 from ckpttool.formats.keras_config import ATTENTION, CELLS, config_of, has_foreign_class
 from ckpttool.graphs.builder import ACTIVATION_NODES, ModuleNodes
 from ckpttool.graphs.graph import Constant, OpaqueError, require
-from ckpttool.graphs.operators import UnknownValueError
+from ckpttool.graphs.operators import Operator, UnknownValueError, spelled_operators
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Permute, Reshape, Rule, chain_rules
 
 if TYPE_CHECKING:
@@ -1205,20 +1205,14 @@ def _operands(call: LayerCall, count: int | None = None) -> tuple[list[str], str
     return names, dtype
 
 
-def _function(op: str, count: int, *, boolean: bool = False, **attributes: Any) -> LayerRule:
-    """Return the rule of a function that is one operator."""
-
-    def rule(call: LayerCall) -> list[Flow]:
-        names, dtype = _operands(call, count)
-        require(dtype in _FLOATS or op in _ANY_TYPE)
-        output = call.add(op, *names, **attributes)
-        return [Flow(output, "bool" if boolean else dtype)]
-
-    return rule
+def _function(row: Operator, call: LayerCall) -> list[Flow]:
+    """Add a function that is one operator of the table."""
+    names, dtype = _operands(call, row.spelling.inputs)
+    require(dtype in _FLOATS or row.result == "bool" or row.name in _ANY_TYPE)
+    return [Flow(call.add(row.name, *names), row.result or dtype)]
 
 
 _ANY_TYPE = frozenset(("Add", "Sub", "Mul", "Max", "Min", "Abs", "Neg", "Identity"))
-_ANY_TYPE |= {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Not"}
 
 
 def _float_function(rule: _OneRule) -> LayerRule:
@@ -1389,18 +1383,6 @@ def _ops_gelu(call: LayerCall, x: str) -> str:
     return call.add("Gelu", x, approximate="tanh" if call.get("approximate") else "none")
 
 
-_UNARY = {
-    **{name: name for name in ("Exp", "Log", "Sqrt", "Sin", "Cos", "Tan", "Sign", "Floor", "Ceil", "Erf")},
-    **{name: name for name in ("Reciprocal", "Tanh", "Sinh", "Cosh", "Identity", "Round")},
-    **{f"Arc{name}": f"A{name}" for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
-    "Absolute": "Abs",
-    "Abs": "Abs",
-    "Negative": "Neg",
-}
-_BINARY = {"Add": "Add", "Subtract": "Sub", "Multiply": "Mul", "Divide": "Div", "TrueDivide": "Div"}
-_BINARY |= {"Power": "Pow", "Maximum": "Max", "Minimum": "Min", "Matmul": "MatMul"}
-_COMPARISONS = {"Greater": "Greater", "GreaterEqual": "GreaterOrEqual", "Less": "Less", "Equal": "Equal"}
-_COMPARISONS |= {"LessEqual": "LessOrEqual", "LogicalAnd": "And", "LogicalOr": "Or"}
 # Functions without arguments: LogSigmoid is log_sigmoid.
 _SMOOTH = {
     "".join(map(str.capitalize, name.split("_"))): name
@@ -1411,10 +1393,6 @@ _SMOOTH = {
 }
 
 _FUNCTIONS: dict[str, LayerRule] = {
-    **{name: _function(op, 1) for name, op in _UNARY.items()},
-    **{name: _function(op, 2) for name, op in _BINARY.items()},
-    **{name: _function(op, 2, boolean=True) for name, op in _COMPARISONS.items()},
-    "LogicalNot": _function("Not", 1, boolean=True),
     **{name: _float_function(_ACTIVATIONS[function]) for name, function in _SMOOTH.items()},
     "Square": _float_function(lambda call, x: call.add("Mul", x, x)),
     "Rsqrt": _float_function(lambda call, x: call.add("Reciprocal", call.add("Sqrt", x))),
@@ -1508,12 +1486,15 @@ def _is_function(layer: Mapping[str, Any]) -> bool:
 
 def takes_two_operands(layer: Mapping[str, Any]) -> bool:
     """Return whether a layer is a function of keras.ops with two operands, one of which may be a number."""
-    return _is_function(layer) and str(config_of(dict(layer)).cls) in _BINARY
+    row = spelled_operators("keras").get(str(config_of(dict(layer)).cls))
+    return row is not None and row.spelling.inputs == 2 and _is_function(layer)
 
 
 def find_rule(layer: Mapping[str, Any]) -> LayerRule:
     """Return the rule of a layer, or of a function of keras.ops; raise OpaqueError without one."""
-    rule = (_FUNCTIONS if _is_function(layer) else _RULES).get(str(config_of(dict(layer)).cls))
-    if rule is None:
+    cls, own = str(config_of(dict(layer)).cls), _is_function(layer)
+    rule = (_FUNCTIONS if own else _RULES).get(cls)
+    row = spelled_operators("keras").get(cls) if own else None
+    if rule is None and row is None:
         raise OpaqueError
-    return rule
+    return rule or partial(_function, row)
