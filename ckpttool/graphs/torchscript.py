@@ -164,7 +164,7 @@ def _operation(schema: str) -> Callable[[_Handler], _Handler]:
 
 
 @cache
-def _list_operations() -> Mapping[str, tuple[str, _Handler]]:
+def list_operations() -> Mapping[str, tuple[str, _Handler]]:
     """Return the arguments and handlers of all operations; each function of the table has one or two."""
     arguments = {1: "x", 2: "x, other"}
     plain = {
@@ -195,9 +195,9 @@ def _bind(arguments: str, positional: Sequence[Any], named: Mapping[str, Any]) -
 
 def compute(t: ScriptTranslator, name: str, /, *positional: Any, **named: Any) -> Any:
     """Return the result of an operation; raise OpaqueError if it is not translated."""
-    if name not in _list_operations():
+    if name not in list_operations():
         raise OpaqueError(name)
-    arguments, handler = _list_operations()[name]
+    arguments, handler = list_operations()[name]
     return handler(t, _bind(arguments, positional, named))
 
 
@@ -211,11 +211,11 @@ def apply_operation(t: ScriptTranslator, called: str, args: list[Any], named: Ma
     tensors = has_kind(args, _TENSORS) or has_kind([*named.values()], _TENSORS)
     if not tensors and is_number_operation(name):
         return apply_numbers(t, name, args, named)
-    overwrites = name not in _list_operations() and name.endswith("_") and not name.endswith("__")
+    overwrites = name not in list_operations() and name.endswith("_") and not name.endswith("__")
     count = len(t.build.nodes)
     own = name[:-1] if overwrites else name
     try:
-        require(own in _list_operations(), called)
+        require(own in list_operations(), called)
         result = compute(t, own, *args, **named)
     except (OpaqueError, *UNEXPECTED) as error:
         if not isinstance(error, OpaqueError):
