@@ -170,6 +170,12 @@ def find_operator(name: str) -> Operator:
     return row
 
 
+def operator_kind(name: str) -> Kind | None:
+    """Return what an operator does with entries, None if the table does not have it."""
+    row = list_operators().get(name)
+    return None if row is None else row.kind
+
+
 def is_known(name: str) -> bool:
     """Return whether an operator can be evaluated."""
     return name in CONTROL or name in list_operators()

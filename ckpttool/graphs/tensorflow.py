@@ -36,7 +36,7 @@ from ckpttool.formats.tf_functions import (
 from ckpttool.formats.tf_saved_model_messages import FieldMeter, MetaGraph, type_name
 from ckpttool.graphs.builder import FUNCTION_NODES, ActivationNodes, GraphBuilder, body
 from ckpttool.graphs.graph import Graph, OpaqueError, OperatorNode, Value, require
-from ckpttool.graphs.operators import Operator, compute_node, find_operator, spelled_operators
+from ckpttool.graphs.operators import Operator, compute_node, find_operator, operator_kind, spelled_operators
 from ckpttool.mapping.rules import KEEP, Permute, Reshape, Rule, chain_rules
 
 _DEFAULT = "serving_default"
@@ -547,7 +547,8 @@ class FunctionTranslator:
             node = OperatorNode(op, tuple(names), tuple(f"output_{n}" for n in range(count)), settings)
             return [self.constant(np.asarray(value)) for value in compute_node(node, arrays)[:count]]
         outputs = self.build.add(op, names, count, **settings)
-        if op in _CHANNELWISE and names[0] in self.channels:
+        keeps = op in _CHANNELWISE or operator_kind(op) == "elementwise"
+        if keeps and names[0] in self.channels:
             self.channels[outputs[0]] = self.channels[names[0]]
         dtype = (
             find_operator(op).result
@@ -561,21 +562,8 @@ class FunctionTranslator:
         return self.many(op, inputs, 1, **settings)[0]
 
 
-# Operators that keep the number of channels of an image, wherever its axis is.
-_CHANNELWISE = frozenset(
-    ("Add", "Mul", "Relu", "Clip", "Elu", "Tanh", "Sigmoid", "LeakyRelu", "Transpose", "Pad")
-)
-_CHANNELWISE |= {
-    "MaxPool",
-    "AveragePool",
-    "BatchNormalization",
-    "Resize",
-    "Selu",
-    "Softplus",
-    "Sub",
-    "Cast",
-    "Div",
-}
+# Operators besides elementwise ones that keep the number of channels of an image, wherever its axis is.
+_CHANNELWISE = frozenset(("Transpose", "Pad", "MaxPool", "AveragePool", "BatchNormalization", "Resize"))
 _Operation = Callable[[FunctionTranslator, FunctionNode, list[Any]], Any]
 _OPERATIONS: dict[str, _Operation] = {}
 

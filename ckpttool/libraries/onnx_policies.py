@@ -12,10 +12,11 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import MappingError, abbreviate_list
 from ckpttool.core.kinds import gate_order
-from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, key
+from ckpttool.core.tree import Container, Leaf, Path, Tree, key
 from ckpttool.graphs import onnx
 from ckpttool.graphs.graph import Graph, OperatorNode
 from ckpttool.graphs.onnx import module_of_node, split_scope
+from ckpttool.graphs.operators import operator_kind
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.mapping.layer_kinds import LayerFacts, LayerOption
 from ckpttool.mapping.layers import describe_table
@@ -39,27 +40,11 @@ _TORCH = deferred.compile(
 _PARTS = deferred.compile(
     r"(?:(.*?)/)?(?:(?:Cast|BiasAdd|MatMul|Add|Conv2D|batchnorm)(?:_\d+)?/)?(?:ReadVariableOp(?:_\d+)?(?::0)?|kernel|bias)"
 )
-# Operators whose constants are settings and scalar factors, which no state_dict module contains.
-_ELEMENTWISE = frozenset(("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Clip", "Where", "Equal", "Less"))
-_ELEMENTWISE |= {
-    "Greater",
-    "Reshape",
-    "Expand",
-    "Concat",
-    "Slice",
-    "Gather",
-    "Pad",
-    "Split",
-    "Tile",
-    "Unsqueeze",
-}
 _RECURRENT = {
     op: gate_order(kind, "onnx", "torch")
     for op, kind in (("LSTM", "lstm"), ("GRU", "gru"), ("RNN", "simple_rnn"))
 }
 _SAME = frozenset(("Identity", "Cast", "Dropout"))
-# A vector of these is no weight: the factors of a resized image are its operator's settings.
-_SETTINGS = _ELEMENTWISE | {"Resize"}
 _STATES = frozenset(("Expand", "Concat", "Slice", *_RECURRENT))
 _SHAPED = frozenset(("Unsqueeze", "Squeeze", "Reshape"))
 # Operators on a recurrent layer's tensors in graphs from exporters without constant folding.
@@ -448,6 +433,11 @@ def _module_of_tensor(stored: str) -> tuple[str, ...] | None:
     return split_scope(match[1])
 
 
+def _takes_settings(op: str) -> bool:
+    """Return whether vectors are settings or factors of an operator, which no module of a state_dict has."""
+    return op == "Resize" or (op != "PRelu" and operator_kind(op) in ("elementwise", "movement"))
+
+
 def _sort_unused(
     tree: Tree, reader: _OnnxLayerFinder, used: set[Path]
 ) -> tuple[tuple[Path, ...], tuple[Path, ...], frozenset[Path], tuple[str, ...]]:
@@ -468,7 +458,7 @@ def _sort_unused(
             zeros.append(path)  # the initial state of a recurrent layer
         elif isinstance(leaf, Leaf) and describe_table(leaf) is not None:
             zeros.append(path)  # positions or a mask, which a program computes
-        elif isinstance(leaf, ValueLeaf) or not plain or not operators <= _SETTINGS or len(path) > 1:
+        elif not plain or len(path) > 1 or not all(map(_takes_settings, operators)):
             gone.add(path)
             lost.append(f"{tree.names[path]} ({', '.join(sorted(operators)) or 'no operator of the graph'})")
         else:
