@@ -15,15 +15,31 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.core import FormatError, LimitError, Limits, UnsupportedError, UsageError, using
-from ckpttool.core.activations import framework_order
-from ckpttool.core.tree import Tree
+from ckpttool.core import (
+    FormatError,
+    LimitError,
+    Limits,
+    Tree,
+    UnsupportedError,
+    UsageError,
+    framework_order,
+    using,
+)
 from ckpttool.formats.tf_functions import FunctionNode, GraphFunction
-from ckpttool.graphs import Graph, evaluate, infer_shapes, list_operators, read_graph, tensorflow, torchscript
+from ckpttool.graphs import (
+    Graph,
+    Value,
+    evaluate,
+    infer_shapes,
+    list_operators,
+    read_graph,
+    tensorflow,
+    torchscript,
+)
 from ckpttool.graphs.builder import GraphBuilder
-from ckpttool.graphs.graph import OPSET, Value
+from ckpttool.graphs.graph import OPSET
 from ckpttool.graphs.keras import read_document
-from ckpttool.graphs.operators import Spelling, operator, spelled_operators
+from ckpttool.graphs.operators import OperatorNames, operator, spelled_operators
 from ckpttool.graphs.shapes import ShapeTracer, trace_graph
 from ckpttool.graphs.torchscript import apply_operation
 from ckpttool.graphs.torchscript_translator import ScriptTranslator
@@ -629,7 +645,7 @@ def toy_tensorflow(_path: Path) -> Graph:
 @pytest.fixture
 def toy_row() -> Iterator[None]:
     caches = (spelled_operators, tensorflow.list_operations, torchscript.list_operations)
-    table, spelling = list_operators(), Spelling(1, "toy", "Toy", "ToyV2")
+    table, spelling = list_operators(), OperatorNames(1, "toy", "Toy", "ToyV2")
     operator("Toy", shapes=table["Abs"].shapes, kind="elementwise", spelling=spelling)(lambda x: 2 * x + 1)
     for cache in caches:
         cache.cache_clear()

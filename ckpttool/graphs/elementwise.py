@@ -10,7 +10,7 @@ import numpy as np
 
 from ckpttool.core import dtypes
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.graphs.operators import Spelling, broadcast_shape, operator, same_shape
+from ckpttool.graphs.operators import OperatorNames, broadcast_shape, operator, same_shape
 
 # Error function, exact to the last bit; numpy has none.
 _erf = np.frompyfunc(math.erf, 1, 1)
@@ -30,7 +30,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 def _elementwise(
     name: str, since: int = 1, result: str = ""
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    spelling = _SPELLINGS.get(name, Spelling(0))
+    spelling = _SPELLINGS.get(name, OperatorNames(0))
     return operator(
         name, shapes=broadcast_shape, kind="elementwise", since=since, result=result, spelling=spelling
     )
@@ -47,41 +47,43 @@ def _define(name: str, function: Callable[..., Any], *, result: str = "", since:
 
 _SPELLINGS = {
     **{
-        name: Spelling(1, name.lower(), name, name)
+        name: OperatorNames(1, name.lower(), name, name)
         for name in ("Exp", "Log", "Sqrt", "Sin", "Cos", "Tan", "Sinh", "Cosh", "Erf", "Floor", "Ceil")
     },
     **{
-        f"A{name}": Spelling(1, f"a{name} arc{name}", f"Arc{name}", f"A{name}")
+        f"A{name}": OperatorNames(1, f"a{name} arc{name}", f"Arc{name}", f"A{name}")
         for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")
     },
-    **{name: Spelling(1, tensorflow=name) for name in ("Sigmoid", "Elu", "Selu", "Softplus", "Softsign")},
-    "Identity": Spelling(1, keras="Identity"),
-    "Tanh": Spelling(1, "tanh", "Tanh", "Tanh"),
-    "Relu": Spelling(1, "relu", tensorflow="Relu"),
-    "Abs": Spelling(1, "abs", "Abs Absolute", "Abs"),
-    "Neg": Spelling(1, "neg negative", "Negative", "Neg"),
-    "Sign": Spelling(1, "sign sgn", "Sign", "Sign"),
-    "Round": Spelling(1, "round", "Round", "Round Rint"),
-    "Reciprocal": Spelling(1, "reciprocal", "Reciprocal", "Reciprocal Inv"),
-    "Not": Spelling(1, "", "LogicalNot", "LogicalNot"),
-    "IsNaN": Spelling(1, "isnan", "", "IsNan"),
-    "IsInf": Spelling(1, "isinf", "", "IsInf"),
-    "Add": Spelling(2, "add", "Add", "Add AddV2"),
-    "Sub": Spelling(2, "sub", "Subtract", "Sub"),
-    "Mul": Spelling(2, "mul", "Multiply", "Mul"),
-    "Div": Spelling(2, "div", "Divide TrueDivide", "RealDiv TruncateDiv"),
-    "Pow": Spelling(2, "pow", "Power", "Pow"),
-    "Max": Spelling(2, "maximum max", "Maximum", "Maximum"),
-    "Min": Spelling(2, "minimum min", "Minimum", "Minimum"),
-    "Equal": Spelling(2, "eq", "Equal", "Equal"),
-    "Less": Spelling(2, "lt less", "Less", "Less"),
-    "LessOrEqual": Spelling(2, "le less_equal", "LessEqual", "LessEqual"),
-    "Greater": Spelling(2, "gt greater", "Greater", "Greater"),
-    "GreaterOrEqual": Spelling(2, "ge greater_equal", "GreaterEqual", "GreaterEqual"),
-    "And": Spelling(2, "", "LogicalAnd", "LogicalAnd"),
-    "Or": Spelling(2, "", "LogicalOr", "LogicalOr"),
-    "Where": Spelling(3, tensorflow="SelectV2"),
-    "Sum": Spelling(0, tensorflow="AddN"),
+    **{
+        name: OperatorNames(1, tensorflow=name) for name in ("Sigmoid", "Elu", "Selu", "Softplus", "Softsign")
+    },
+    "Identity": OperatorNames(1, keras="Identity"),
+    "Tanh": OperatorNames(1, "tanh", "Tanh", "Tanh"),
+    "Relu": OperatorNames(1, "relu", tensorflow="Relu"),
+    "Abs": OperatorNames(1, "abs", "Abs Absolute", "Abs"),
+    "Neg": OperatorNames(1, "neg negative", "Negative", "Neg"),
+    "Sign": OperatorNames(1, "sign sgn", "Sign", "Sign"),
+    "Round": OperatorNames(1, "round", "Round", "Round Rint"),
+    "Reciprocal": OperatorNames(1, "reciprocal", "Reciprocal", "Reciprocal Inv"),
+    "Not": OperatorNames(1, "", "LogicalNot", "LogicalNot"),
+    "IsNaN": OperatorNames(1, "isnan", "", "IsNan"),
+    "IsInf": OperatorNames(1, "isinf", "", "IsInf"),
+    "Add": OperatorNames(2, "add", "Add", "Add AddV2"),
+    "Sub": OperatorNames(2, "sub", "Subtract", "Sub"),
+    "Mul": OperatorNames(2, "mul", "Multiply", "Mul"),
+    "Div": OperatorNames(2, "div", "Divide TrueDivide", "RealDiv TruncateDiv"),
+    "Pow": OperatorNames(2, "pow", "Power", "Pow"),
+    "Max": OperatorNames(2, "maximum max", "Maximum", "Maximum"),
+    "Min": OperatorNames(2, "minimum min", "Minimum", "Minimum"),
+    "Equal": OperatorNames(2, "eq", "Equal", "Equal"),
+    "Less": OperatorNames(2, "lt less", "Less", "Less"),
+    "LessOrEqual": OperatorNames(2, "le less_equal", "LessEqual", "LessEqual"),
+    "Greater": OperatorNames(2, "gt greater", "Greater", "Greater"),
+    "GreaterOrEqual": OperatorNames(2, "ge greater_equal", "GreaterEqual", "GreaterEqual"),
+    "And": OperatorNames(2, "", "LogicalAnd", "LogicalAnd"),
+    "Or": OperatorNames(2, "", "LogicalOr", "LogicalOr"),
+    "Where": OperatorNames(3, tensorflow="SelectV2"),
+    "Sum": OperatorNames(0, tensorflow="AddN"),
 }
 
 

@@ -63,7 +63,7 @@ class OperatorCall(NamedTuple):
 ShapeRule = Callable[[OperatorCall], Sequence[Shape]]
 
 
-class Spelling(NamedTuple):
+class OperatorNames(NamedTuple):
     """The names of an operator in other languages, separated by spaces, where it needs no attribute there.
 
     `inputs` is the number of values that it takes, 0 for any number. `torch` are TorchScript's operations,
@@ -76,7 +76,7 @@ class Spelling(NamedTuple):
     tensorflow: str = ""
 
 
-_UNSPELLED = Spelling(0)
+_UNSPELLED = OperatorNames(0)
 
 
 class Operator(NamedTuple):
@@ -99,7 +99,7 @@ class Operator(NamedTuple):
     data: int
     since: int
     result: str = ""
-    spelling: Spelling = _UNSPELLED
+    spelling: OperatorNames = _UNSPELLED
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -118,7 +118,7 @@ def operator(
     data: int = 1,
     since: int = 1,
     result: str = "",
-    spelling: Spelling = _UNSPELLED,
+    spelling: OperatorNames = _UNSPELLED,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add rows for operators, computed by the decorated function.
 
