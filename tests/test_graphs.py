@@ -15,11 +15,36 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.core import FormatError, LimitError, Limits, UnsupportedError, UsageError, using
-from ckpttool.graphs import Graph, evaluate, infer_shapes, list_operators, read_graph
+from ckpttool.core import (
+    FormatError,
+    LimitError,
+    Limits,
+    Tree,
+    UnsupportedError,
+    UsageError,
+    framework_order,
+    using,
+)
+from ckpttool.formats.tf_functions import FunctionNode, GraphFunction
+from ckpttool.graphs import (
+    Graph,
+    Value,
+    evaluate,
+    infer_shapes,
+    list_operators,
+    read_graph,
+    tensorflow,
+    torchscript,
+)
+from ckpttool.graphs.builder import GraphBuilder
 from ckpttool.graphs.graph import OPSET
+from ckpttool.graphs.keras import read_document
+from ckpttool.graphs.operators import OperatorNames, operator, spelled_operators
 from ckpttool.graphs.shapes import ShapeTracer, trace_graph
+from ckpttool.graphs.torchscript import apply_operation
+from ckpttool.graphs.torchscript_translator import ScriptTranslator
 from ckpttool.graphs.weights import find_roles, number_calls
+from ckpttool.libraries.activation_orders import trace_graph_orders
 from tests.conftest import ROOT
 
 onnx = pytest.importorskip("onnx")
@@ -576,3 +601,82 @@ def test_roles_and_settings_of_weights(tmp_path: Path) -> None:
     assert known == {"w": "in_out", "v": "out_in", "b": "added", "s": "added", "k": "", "t": ""}
     assert roles[paths["k"]][1]["dilation"] == (2,)
     assert roles[paths["t"]][1]["epsilon"] == pytest.approx(1e-3)
+
+
+def test_no_two_values_get_one_name() -> None:
+    build = GraphBuilder()
+    names = [build.unique_name(stem) for stem in ("x", "x", "x_1", "x", "", "")]
+    assert len(set(names)) == len(names)
+    assert all(names)
+
+
+# One row adds an operator to every language that has it.
+
+
+def toy_onnx(path: Path) -> Graph:
+    return load(make_model([N("Toy", ["x"], ["y"])], {"x": f(2, 3)}), path)
+
+
+def toy_keras(_path: Path) -> Graph:
+    first = {"class_name": "InputLayer", "config": {"name": "x", "batch_shape": [2, 3]}, "name": "x"}
+    toy = {"class_name": "Toy", "module": "keras.src.ops.numpy", "config": {"name": "y"}, "name": "y"}
+    toy["inbound_nodes"] = [[["x", 0, 0, {}]]]
+    config = {"name": "m", "layers": [first, toy], "input_layers": [["x", 0, 0]]}
+    config["output_layers"] = [["y", 0, 0]]
+    return read_document({"class_name": "Functional", "config": config}, Tree({}), "x.keras", 3)
+
+
+def toy_torchscript(_path: Path) -> Graph:
+    code = "class Net(Module):\n  def forward(self, x: Tensor) -> Tensor:\n    return torch.toy(x)\n"
+    tree = Tree({}, {}, {(): ckpttool.core.Container("record", "__torch__.Net")})
+    translator = ScriptTranslator(
+        tree, {"__torch__": code}, operation=apply_operation, integers=set(), shapes=[(2, 3)]
+    )
+    return translator.graph(())
+
+
+def toy_tensorflow(_path: Path) -> Graph:
+    translator = tensorflow.FunctionTranslator({}, Tree({}))
+    function = GraphFunction(("x",), {"n": FunctionNode("ToyV2", ("x",), {})}, ("n:y:0",))
+    results = translator.call(function, [tensorflow.TensorName("x", "float32")])
+    return translator.graph([Value("x", "float32", (2, 3))], {"y": results[0]})
+
+
+@pytest.fixture
+def toy_row() -> Iterator[None]:
+    caches = (spelled_operators, tensorflow.list_operations, torchscript.list_operations)
+    table, spelling = list_operators(), OperatorNames(1, "toy", "Toy", "ToyV2")
+    operator("Toy", shapes=table["Abs"].shapes, kind="elementwise", spelling=spelling)(lambda x: 2 * x + 1)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    del table["Toy"]
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.mark.usefixtures("toy_row")
+@pytest.mark.parametrize("read", [toy_onnx, toy_keras, toy_torchscript, toy_tensorflow])
+def test_one_row_adds_an_operator_to_every_language(read: Callable[[Path], Graph], tmp_path: Path) -> None:
+    graph = read(tmp_path / "toy.onnx")
+    (name,) = (value.name for value in graph.inputs)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert np.array_equal(*evaluate(graph, {name: x}).values(), 2 * x + 1)
+    assert {*infer_shapes(graph).values()} == {(2, 3)}
+    traced = trace_graph(graph, {})
+    assert traced is not None
+    assert [(call.output, call.macs) for call in traced.calls if call.kind == "Toy"] == [((2, 3), 0)]
+
+
+@pytest.mark.usefixtures("toy_row")
+def test_one_row_gives_the_order_of_images_behind_an_operator(tmp_path: Path) -> None:
+    constants = {"k": f(4, 3, 2, 2), "w": f(24, 5)}
+    orders = []
+    for op in ("Toy", "Relu"):
+        nodes = [N("Conv", ["x", "k"], ["a"]), N(op, ["a"], ["b"]), N("Flatten", ["b"], ["c"])]
+        model = make_model([*nodes, N("MatMul", ["c", "w"], ["y"])], {"x": f(1, 3, 3, 4)}, constants)
+        graph = load(model, tmp_path / f"{op}.onnx")
+        tree = ckpttool.open(str(tmp_path / f"{op}.onnx")).tree
+        orders.append({str(path[-1].value): use for path, use in trace_graph_orders(graph, tree, 1).items()})
+    assert orders[0] == orders[1]
+    assert orders[0]["w"].takes == framework_order(((6, 4),), "torch")

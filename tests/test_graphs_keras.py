@@ -362,6 +362,7 @@ X = [[["x", 0, 0, {}]]]
             "Activation", "y", X, activation={"class_name": "function", "config": "relu", "module": "mine"}
         ),
         layer("Lambda", "y", X, function=["code"]),
+        layer("Lambda", "y", X) | {"config": {"op": "sum", "inputs": 2, "outputs": 3, "name": "y"}},
         layer("LayerNormalization", "y", X, axis=-1, scale=False, center=False),  # no epsilon
         layer("ReLU", "y", X, negative_slope=0.5, max_value=1.0),
         layer("ReLU", "y", X, max_value=True),

@@ -136,7 +136,7 @@ def test_real_saved_models_compute_what_they_are_named_for(corpus: Path) -> None
 def test_operations_with_unexpected_inputs_are_opaque_or_refused() -> None:
     """Each operation without attributes, with none to three inputs, some of them not tensors."""
     value = tensorflow.TensorName("a", "float32")
-    for op in tensorflow.OPERATIONS:
+    for op in tensorflow.list_operations():
         for argument in (value, None, tensorflow.VariableName(()), tensorflow.TensorList(value)):
             for count in range(4):
                 nodes = {"n": FunctionNode(op, ("a",) * count, {})}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,17 +32,19 @@ class GraphBuilder:
     count: int = 0
     # Called with each new node.
     inspect: Callable[[OperatorNode], object] | None = None
-    _names: Counter[str] = field(default_factory=Counter)
+    _names: dict[str, int] = field(default_factory=dict)
     _numbers: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def unique_name(self, stem: str) -> str:
         """Return a name that no value of the graph has."""
-        self._names[stem] += 1
-        number = self._names[stem]
-        name = stem if number == 1 else f"{stem}_{number - 1}"
-        return name if number == 1 or name not in self._names else self.unique_name(name)
+        name = stem = stem or "value"
+        while name in self._names:
+            name = f"{stem}_{self._names[stem]}"
+            self._names[stem] += 1
+        self._names[name] = 1
+        return name
 
-    def add(self, op: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any) -> tuple[str, ...]:
+    def add(self, op: str, inputs: Sequence[str], outputs: int = 1, /, **attributes: Any) -> tuple[str, ...]:
         """Add a node and return the names of its outputs."""
         self.count += 1
         if self.count > _MOST_NODES:
@@ -57,7 +58,7 @@ class GraphBuilder:
             self.inspect(node)
         return names
 
-    def one(self, op: str, *inputs: str, **attributes: Any) -> str:
+    def one(self, op: str, /, *inputs: str, **attributes: Any) -> str:
         """Add a node with one output and return the name of that."""
         return self.add(op, inputs, **attributes)[0]
 
@@ -94,41 +95,6 @@ class GraphBuilder:
         nodes = needed_nodes(self.nodes, needed)
         constants = {key: value for key, value in self.constants.items() if key in needed}
         return Graph(nodes, tuple(inputs), tuple(outputs), constants, name)
-
-
-class ModuleNodes:
-    """The nodes that one module or layer becomes; its front end adds them to the graph, or drops them.
-
-    `reader` keeps the constants of the graph, traces shapes and names values by a stem; `title` is the
-    module's name.
-    """
-
-    def __init__(self, reader: Any, scope: tuple[str, ...], title: str, location: str) -> None:
-        """Record the module; nothing is added to the graph yet."""
-        self.reader, self.scope, self.title, self.location = reader, scope, title, location
-        self.nodes: list[OperatorNode] = []
-
-    def split(self, op: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
-        """Add a node with several outputs and return their names."""
-        names = tuple(self.reader.new_name(f"{self.title}/{op}") for _ in range(count))
-        node = OperatorNode(op, trim_inputs(inputs), names, attributes, self.title, self.scope, self.location)
-        self.nodes.append(node)
-        self.reader.tracer.add(node)
-        return list(names)
-
-    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node and return the name of its output."""
-        return self.split(op, inputs, 1, **attributes)[0]
-
-    def constant(self, value: Any, dtype: str) -> str:
-        """Return the name of a constant with these numbers."""
-        name: str = self.reader.new_name(f"{self.title}/constant")
-        self.reader.constants[name] = inline_constant(np.asarray(value, dtypes.numpy_dtype(dtype)))
-        return name
-
-    def integers(self, *values: int) -> str:
-        """Return the name of a constant list of integers."""
-        return self.constant(list(values), "int64")
 
 
 def needed_nodes(nodes: Sequence[OperatorNode], needed: set[str]) -> tuple[OperatorNode, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ckpttool.core import dtypes
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.graphs.operators import broadcast_shape, operator, same_shape
+from ckpttool.graphs.operators import OperatorNames, broadcast_shape, operator, same_shape
 
 # Error function, exact to the last bit; numpy has none.
 _erf = np.frompyfunc(math.erf, 1, 1)
@@ -27,13 +27,64 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return half * (np.tanh(half * x) + np.asarray(1, x.dtype))
 
 
-def _define(name: str, function: Callable[..., Any], *, boolean: bool = False, since: int = 1) -> None:
-    """Add a row for a function whose result has the type of its first input, or bool."""
+def _elementwise(
+    name: str, since: int = 1, result: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    spelling = _SPELLINGS.get(name, OperatorNames(0))
+    return operator(
+        name, shapes=broadcast_shape, kind="elementwise", since=since, result=result, spelling=spelling
+    )
+
+
+def _define(name: str, function: Callable[..., Any], *, result: str = "", since: int = 1) -> None:
+    """Add a row for a function whose result has the type of its first input, or this one."""
 
     def compute(*arrays: np.ndarray) -> np.ndarray:
-        return np.asarray(function(*arrays)).astype(bool if boolean else arrays[0].dtype)
+        return np.asarray(function(*arrays)).astype(result or arrays[0].dtype)
 
-    operator(name, shapes=broadcast_shape, kind="elementwise", since=since)(compute)
+    _elementwise(name, since, result)(compute)
+
+
+_SPELLINGS = {
+    **{
+        name: OperatorNames(1, name.lower(), name, name)
+        for name in ("Exp", "Log", "Sqrt", "Sin", "Cos", "Tan", "Sinh", "Cosh", "Erf", "Floor", "Ceil")
+    },
+    **{
+        f"A{name}": OperatorNames(1, f"a{name} arc{name}", f"Arc{name}", f"A{name}")
+        for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")
+    },
+    **{
+        name: OperatorNames(1, tensorflow=name) for name in ("Sigmoid", "Elu", "Selu", "Softplus", "Softsign")
+    },
+    "Identity": OperatorNames(1, keras="Identity"),
+    "Tanh": OperatorNames(1, "tanh", "Tanh", "Tanh"),
+    "Relu": OperatorNames(1, "relu", tensorflow="Relu"),
+    "Abs": OperatorNames(1, "abs", "Abs Absolute", "Abs"),
+    "Neg": OperatorNames(1, "neg negative", "Negative", "Neg"),
+    "Sign": OperatorNames(1, "sign sgn", "Sign", "Sign"),
+    "Round": OperatorNames(1, "round", "Round", "Round Rint"),
+    "Reciprocal": OperatorNames(1, "reciprocal", "Reciprocal", "Reciprocal Inv"),
+    "Not": OperatorNames(1, "", "LogicalNot", "LogicalNot"),
+    "IsNaN": OperatorNames(1, "isnan", "", "IsNan"),
+    "IsInf": OperatorNames(1, "isinf", "", "IsInf"),
+    "Add": OperatorNames(2, "add", "Add", "Add AddV2"),
+    "Sub": OperatorNames(2, "sub", "Subtract", "Sub"),
+    "Mul": OperatorNames(2, "mul", "Multiply", "Mul"),
+    "Div": OperatorNames(2, "div", "Divide TrueDivide", "RealDiv TruncateDiv"),
+    "Pow": OperatorNames(2, "pow", "Power", "Pow"),
+    "Max": OperatorNames(2, "maximum max", "Maximum", "Maximum"),
+    "Min": OperatorNames(2, "minimum min", "Minimum", "Minimum"),
+    "Equal": OperatorNames(2, "eq", "Equal", "Equal"),
+    "Less": OperatorNames(2, "lt less", "Less", "Less"),
+    "LessOrEqual": OperatorNames(2, "le less_equal", "LessEqual", "LessEqual"),
+    "Greater": OperatorNames(2, "gt greater", "Greater", "Greater"),
+    "GreaterOrEqual": OperatorNames(2, "ge greater_equal", "GreaterEqual", "GreaterEqual"),
+    "And": OperatorNames(2, "", "LogicalAnd", "LogicalAnd"),
+    "Or": OperatorNames(2, "", "LogicalOr", "LogicalOr"),
+    "Where": OperatorNames(3, tensorflow="SelectV2"),
+    "Sum": OperatorNames(0, tensorflow="AddN"),
+}
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -92,11 +143,7 @@ for _name, _function in _FUNCTIONS.items():
 # In older versions a slope belongs to a channel, wherever that axis is.
 _define("PRelu", lambda x, slope: np.where(x < 0, x * slope, x), since=7)
 for _name, _function in _PREDICATES.items():
-    _define(_name, _function, boolean=True)
-
-
-def _elementwise(*names: str, since: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return operator(*names, shapes=broadcast_shape, kind="elementwise", since=since)
+    _define(_name, _function, result="bool")
 
 
 @_elementwise("Div")
@@ -166,7 +213,7 @@ def _clip(x: np.ndarray, low: np.ndarray | None = None, high: np.ndarray | None 
     return above if high is None else np.minimum(above, high)
 
 
-@_elementwise("IsInf")
+@_elementwise("IsInf", result="bool")
 def _is_infinite(x: np.ndarray, *, detect_negative: int = 1, detect_positive: int = 1) -> np.ndarray:
     wide = x.astype(np.float64)
     return (np.isposinf(wide) & bool(detect_positive)) | (np.isneginf(wide) & bool(detect_negative))

@@ -305,13 +305,15 @@ def _rank_of_shape(shape: Sequence[int], start: int, end: int | None) -> Sequenc
 
 
 @operator(
-    "Shape", shapes=lambda call: [(len(_rank_of_shape(call.shape(0), call.get("start"), call.get("end"))),)]
+    "Shape",
+    shapes=lambda call: [(len(_rank_of_shape(call.shape(0), call.get("start"), call.get("end"))),)],
+    result="int64",
 )
 def _shape(x: np.ndarray, *, start: int = 0, end: int | None = None) -> np.ndarray:
     return np.asarray(_rank_of_shape(x.shape, start, end), np.int64)
 
 
-@operator("Size", shapes=lambda _call: [()])
+@operator("Size", shapes=lambda _call: [()], result="int64")
 def _size(x: np.ndarray) -> np.ndarray:
     return np.asarray(x.size, np.int64)
 

@@ -17,7 +17,8 @@ from ckpttool.core.source import Shape
 from ckpttool.core.tree import Path, Tree, attr
 from ckpttool.formats.keras_config import MODELS, config_of, has_foreign_class, is_described
 from ckpttool.formats.keras_tree import config_document, writer_version
-from ckpttool.graphs.graph import Constant, Graph, OpaqueError, OperatorNode, UnknownShapeError, Value
+from ckpttool.graphs.builder import GraphBuilder
+from ckpttool.graphs.graph import Graph, OpaqueError, OperatorNode, UnknownShapeError, Value
 from ckpttool.graphs.keras_layers import (
     Flow,
     LayerCall,
@@ -208,14 +209,15 @@ class KerasLayerShapes:
         self, layer: Mapping[str, Any], scope: tuple[str, ...], shapes: Sequence[Shape]
     ) -> tuple[list[Shape], int | None]:
         reader = self._reader
-        reader.nodes.clear()
-        names = {reader.new_name("input"): (1, *shape) for shape in shapes}
+        reader.build.nodes.clear()
+        reader.build.count = 0
+        names = {reader.build.unique_name("input"): (1, *shape) for shape in shapes}
         reader.tracer.shapes.update(names)
         arguments: list[Any] = [Flow(name, "float32") for name in names]
         if len(arguments) == 1 and takes_two_operands(layer):
             arguments.append(1)  # The other operand is a number.
         flows = reader.call(layer, scope, arguments, {}, 1)
-        tracer, macs = trace_nodes(reader.nodes, reader.constants, names)
+        tracer, macs = trace_nodes(reader.build.nodes, reader.build.constants, names)
         outputs = [tracer.shape(flow.name) for flow in flows]
         if not all(shape and shape[0] == 1 for shape in outputs):
             raise UnknownShapeError
@@ -228,9 +230,7 @@ class _KerasGraphReader:
 
     tree: Tree
     version: int | None
-    nodes: list[OperatorNode] = field(default_factory=list)
-    constants: dict[str, Constant] = field(default_factory=dict)
-    names: dict[str, int] = field(default_factory=dict)
+    build: GraphBuilder = field(default_factory=GraphBuilder)
     inputs: list[Value] = field(default_factory=list)
     calls: int = 0
     # The names below each path of the tree, listed when they are first needed.
@@ -238,29 +238,21 @@ class _KerasGraphReader:
 
     def __post_init__(self) -> None:
         """Trace shapes with the constants as they are added."""
-        self.tracer = ShapeTracer(Graph((), (), (), self.constants), {})
+        self.tracer = ShapeTracer(Graph((), (), (), self.build.constants), {})
+        self.build.inspect = self.tracer.add
 
     def graph(self, document: Mapping[str, Any]) -> Graph:
         """Return the graph of the whole model."""
         results = self.model(document, (), self.list_inputs(document))
         outputs = []
         for name, flow in results:
-            title = self.new_name(name)
-            self.nodes.append(OperatorNode("Identity", (flow.name,), (title,), {}, name, (), "outputs"))
+            title = self.build.unique_name(name)
+            self.build.nodes.append(OperatorNode("Identity", (flow.name,), (title,), {}, name, (), "outputs"))
             shape = self.tracer.shape(flow.name)
             extents = None if shape is None else tuple("" if n == _OPEN else n for n in shape)
             outputs.append(Value(title, flow.dtype, extents))
         title = config_of(dict(document)).name or ""
-        return Graph(tuple(self.nodes), tuple(self.inputs), tuple(outputs), self.constants, title)
-
-    def new_name(self, stem: str) -> str:
-        """Return a name of a value or constant that is not used yet."""
-        name = stem = stem or "value"
-        while name in self.names:
-            name = f"{stem}:{self.names[stem]}"
-            self.names[stem] += 1
-        self.names[name] = 1
-        return name
+        return Graph(tuple(self.build.nodes), tuple(self.inputs), tuple(outputs), self.build.constants, title)
 
     # Inputs.
 
@@ -301,7 +293,7 @@ class _KerasGraphReader:
         dtype = config_of(dtype).name if isinstance(dtype, dict) else dtype
         if settings.get("sparse") or settings.get("ragged") or not isinstance(dtype, str):
             raise UnsupportedError("the model has an input that is not a dense tensor", path=name)
-        title = self.new_name(name)
+        title = self.build.unique_name(name)
         extents = None
         if isinstance(shape, list):
             if not all(extent is None or (type(extent) is int and extent > 0) for extent in shape):
@@ -405,17 +397,22 @@ class _KerasGraphReader:
         if cls in MODELS and not foreign and list_layers(layer) and not any(named.values()):
             nested = self._inputs_of_model(config.settings, arguments, inner)
             return [flow for _, flow in self.model(layer, inner, nested)]
-        call = LayerCall(self, layer, inner, arguments, named)
+        call, count_before = LayerCall(self, layer, inner, arguments, named), len(self.build.nodes)
+        self.build.scope, self.build.title = inner, "/".join(inner)
+        self.build.location = f"layer {self.build.title}"
+        missing = None
         try:
             if foreign:
                 raise OpaqueError("custom class")
             results = find_rule(layer)(call)
             call.require_understood()
         except OpaqueError as error:
-            return self._opaque(call, flows, count, str(error))
+            missing = str(error)
         except (UnknownValueError, *_UNREADABLE):
-            return self._opaque(call, flows, count)
-        self.nodes += call.nodes
+            missing = ""
+        if missing is not None:
+            del self.build.nodes[count_before:]
+            return self._opaque(call, flows, count, missing)
         masked = is_masked(cls, config.settings) or any(flow.masked for flow in flows)
         return [flow._replace(masked=masked) for flow in results]
 
@@ -437,9 +434,6 @@ class _KerasGraphReader:
 
         Its attribute `not_understood` names the setting, tensor or argument that is not understood.
         """
-        cls = call.cls
-        title = "/".join(call.scope)
-        names = tuple(self.new_name(f"{title}/{cls}") for _ in range(count))
         plain = {
             name: value
             for name, value in call.settings.items()
@@ -448,19 +442,10 @@ class _KerasGraphReader:
         if missing:
             plain["not_understood"] = missing
         # A class of the same name as an operator is not that operator.
-        op = f"keras.{cls}" if is_known(cls) else cls
-        inputs = tuple(flow.name for flow in flows)
-        self.nodes.append(OperatorNode(op, inputs, names, plain, title, call.scope, call.location))
+        op = f"keras.{call.cls}" if is_known(call.cls) else call.cls
+        names = self.build.add(op, [flow.name for flow in flows], count, **plain)
         dtype = next((flow.dtype for flow in flows), "float32")
-        for name in names:
-            self.tracer.shapes[name] = None
         return [Flow(name, dtype, masked=any(flow.masked for flow in flows)) for name in names]
-
-    def find_tensor(self, path: Path) -> Constant | None:
-        """Return the tensor at a path of the tree, None without one."""
-        path = self.tree.shared.get(path, path)
-        leaf = self.tree.get(path)
-        return None if leaf is None else Constant(leaf, path)
 
     def list_children(self, scope: Sequence[str]) -> list[str]:
         """Return the names below a module of the tree, in the tree's order."""

@@ -19,9 +19,9 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.tree import Leaf, Path, attr
 from ckpttool.formats.keras_config import ATTENTION, CELLS, config_of, has_foreign_class
-from ckpttool.graphs.builder import ACTIVATION_NODES, ModuleNodes
-from ckpttool.graphs.graph import Constant, OpaqueError, require
-from ckpttool.graphs.operators import UnknownValueError
+from ckpttool.graphs.builder import ACTIVATION_NODES
+from ckpttool.graphs.graph import OpaqueError, require
+from ckpttool.graphs.operators import Operator, UnknownValueError, spelled_operators
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Permute, Reshape, Rule, chain_rules
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def is_masked(cls: str, settings: Mapping[str, Any]) -> bool:
     return cls == "Masking" or bool(cls == "Embedding" and settings.get("mask_zero"))
 
 
-class LayerCall(ModuleNodes):
-    """One call of a layer: its settings, its arguments, and the nodes that it becomes.
+class LayerCall:
+    """One call of a layer: its settings, its arguments, and the nodes that it adds to the graph.
 
     `part` is the path of the layer's weights below `scope`.
     """
@@ -95,8 +95,8 @@ class LayerCall(ModuleNodes):
     ) -> None:
         """Record the call; nothing is added to the graph yet."""
         config = config_of(dict(layer))
-        super().__init__(reader, scope, "/".join(scope), f"layer {'/'.join(scope)}")
-        self.layer = layer
+        self.reader, self.build = reader, reader.build
+        self.layer, self.scope = layer, scope
         self.cls, self.settings = str(config.cls), config.settings
         self.arguments, self.named = arguments, named
         self.part: tuple[str, ...] = ()
@@ -147,7 +147,7 @@ class LayerCall(ModuleNodes):
         """Return a call of a layer that is a setting of this one, with its own settings."""
         require(isinstance(document, Mapping) and not has_foreign_class(document))
         call = LayerCall(self.reader, document, self.scope, self.arguments, {})
-        call.part, call.nodes = (*self.part, *part), self.nodes
+        call.part = (*self.part, *part)
         return call
 
     @property
@@ -180,6 +180,22 @@ class LayerCall(ModuleNodes):
 
     # The graph.
 
+    def split(self, op: str, inputs: Sequence[str], count: int, /, **attributes: Any) -> list[str]:
+        """Add a node with several outputs and return their names."""
+        return list(self.build.add(op, inputs, count, **attributes))
+
+    def add(self, op: str, /, *inputs: str, **attributes: Any) -> str:
+        """Add a node and return the name of its output."""
+        return self.build.one(op, *inputs, **attributes)
+
+    def constant(self, value: Any, dtype: str) -> str:
+        """Return the name of a constant with these numbers."""
+        return self.build.number(value, dtype)
+
+    def integers(self, *values: int) -> str:
+        """Return the name of a constant list of integers."""
+        return self.build.number(values, "int64")
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a value; an open extent has a stand-in. Raise UnknownValueError without one."""
         shape = self.reader.tracer.shape(name)
@@ -209,37 +225,33 @@ class LayerCall(ModuleNodes):
     def path(self, name: str) -> Path | None:
         """Return the path of one of the layer's tensors, None if it has no such tensor."""
         scope = self.stored_scope()
-        path = None if scope is None else tuple(map(attr, (*scope, name)))
-        return path if path is not None and self.reader.find_tensor(path) is not None else None
+        if scope is None:
+            return None
+        path = tuple(map(attr, (*scope, name)))
+        path = self.reader.tree.shared.get(path, path)
+        return path if path in self.reader.tree else None
 
     def has(self, name: str) -> bool:
         """Return whether the layer has a tensor."""
         return self.path(name) is not None
 
-    def tensor(self, name: str) -> Constant:
-        """Return one of the layer's tensors; raise OpaqueError without it."""
+    def tensor(self, name: str) -> tuple[Path, Leaf]:
+        """Return the path and leaf of one of the layer's tensors; raise OpaqueError without it."""
         path = self.path(name)
-        constant = None if path is None else self.reader.find_tensor(path)
-        if constant is None or not isinstance(constant.leaf, Leaf) or constant.leaf.dtype not in _FLOATS:
+        leaf = None if path is None else self.reader.tree.get(path)
+        if path is None or not isinstance(leaf, Leaf) or leaf.dtype not in _FLOATS:
             raise OpaqueError(f"tensor {name}")
-        return constant
+        return path, leaf
 
     def weight_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of one of the layer's tensors as it is stored."""
-        return self.tensor(name).shape or ()
+        return self.tensor(name)[1].shape
 
     def weight(self, name: str, rule: Rule = KEEP) -> str:
         """Return the name of one of the layer's tensors, changed by a rule."""
-        constant = self.tensor(name)._replace(rule=rule)
-        constants = self.reader.constants
-        title = "/".join(str(step.value) for step in constant.path or ())
-        while title in constants and (constants[title].path, constants[title].rule) != (constant.path, rule):
-            title = f"{title}, {rule.name}"
-        if title not in constants:
-            title = self.reader.new_name(title)
-            constants[title] = constant
-        dtype = constant.leaf.dtype if isinstance(constant.leaf, Leaf) else ""
-        return title if dtype == self.compute_dtype else self.add("Cast", title, to=self.compute_dtype)
+        path, leaf = self.tensor(name)
+        title = self.build.stored(path, leaf, "/".join(str(step.value) for step in path), rule)
+        return title if leaf.dtype == self.compute_dtype else self.add("Cast", title, to=self.compute_dtype)
 
     def bias(self, setting: str = "use_bias", name: str = "bias", rule: Rule = KEEP) -> str:
         """Return the name of the bias, "" if the layer has none; both facts must agree."""
@@ -1205,20 +1217,14 @@ def _operands(call: LayerCall, count: int | None = None) -> tuple[list[str], str
     return names, dtype
 
 
-def _function(op: str, count: int, *, boolean: bool = False, **attributes: Any) -> LayerRule:
-    """Return the rule of a function that is one operator."""
-
-    def rule(call: LayerCall) -> list[Flow]:
-        names, dtype = _operands(call, count)
-        require(dtype in _FLOATS or op in _ANY_TYPE)
-        output = call.add(op, *names, **attributes)
-        return [Flow(output, "bool" if boolean else dtype)]
-
-    return rule
+def _function(row: Operator, call: LayerCall) -> list[Flow]:
+    """Add a function that is one operator of the table."""
+    names, dtype = _operands(call, row.spelling.inputs)
+    require(dtype in _FLOATS or row.result == "bool" or row.name in _ANY_TYPE)
+    return [Flow(call.add(row.name, *names), row.result or dtype)]
 
 
 _ANY_TYPE = frozenset(("Add", "Sub", "Mul", "Max", "Min", "Abs", "Neg", "Identity"))
-_ANY_TYPE |= {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Not"}
 
 
 def _float_function(rule: _OneRule) -> LayerRule:
@@ -1389,18 +1395,6 @@ def _ops_gelu(call: LayerCall, x: str) -> str:
     return call.add("Gelu", x, approximate="tanh" if call.get("approximate") else "none")
 
 
-_UNARY = {
-    **{name: name for name in ("Exp", "Log", "Sqrt", "Sin", "Cos", "Tan", "Sign", "Floor", "Ceil", "Erf")},
-    **{name: name for name in ("Reciprocal", "Tanh", "Sinh", "Cosh", "Identity", "Round")},
-    **{f"Arc{name}": f"A{name}" for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
-    "Absolute": "Abs",
-    "Abs": "Abs",
-    "Negative": "Neg",
-}
-_BINARY = {"Add": "Add", "Subtract": "Sub", "Multiply": "Mul", "Divide": "Div", "TrueDivide": "Div"}
-_BINARY |= {"Power": "Pow", "Maximum": "Max", "Minimum": "Min", "Matmul": "MatMul"}
-_COMPARISONS = {"Greater": "Greater", "GreaterEqual": "GreaterOrEqual", "Less": "Less", "Equal": "Equal"}
-_COMPARISONS |= {"LessEqual": "LessOrEqual", "LogicalAnd": "And", "LogicalOr": "Or"}
 # Functions without arguments: LogSigmoid is log_sigmoid.
 _SMOOTH = {
     "".join(map(str.capitalize, name.split("_"))): name
@@ -1411,10 +1405,6 @@ _SMOOTH = {
 }
 
 _FUNCTIONS: dict[str, LayerRule] = {
-    **{name: _function(op, 1) for name, op in _UNARY.items()},
-    **{name: _function(op, 2) for name, op in _BINARY.items()},
-    **{name: _function(op, 2, boolean=True) for name, op in _COMPARISONS.items()},
-    "LogicalNot": _function("Not", 1, boolean=True),
     **{name: _float_function(_ACTIVATIONS[function]) for name, function in _SMOOTH.items()},
     "Square": _float_function(lambda call, x: call.add("Mul", x, x)),
     "Rsqrt": _float_function(lambda call, x: call.add("Reciprocal", call.add("Sqrt", x))),
@@ -1508,12 +1498,15 @@ def _is_function(layer: Mapping[str, Any]) -> bool:
 
 def takes_two_operands(layer: Mapping[str, Any]) -> bool:
     """Return whether a layer is a function of keras.ops with two operands, one of which may be a number."""
-    return _is_function(layer) and str(config_of(dict(layer)).cls) in _BINARY
+    row = spelled_operators("keras").get(str(config_of(dict(layer)).cls))
+    return row is not None and row.spelling.inputs == 2 and _is_function(layer)
 
 
 def find_rule(layer: Mapping[str, Any]) -> LayerRule:
     """Return the rule of a layer, or of a function of keras.ops; raise OpaqueError without one."""
-    rule = (_FUNCTIONS if _is_function(layer) else _RULES).get(str(config_of(dict(layer)).cls))
-    if rule is None:
+    cls, own = str(config_of(dict(layer)).cls), _is_function(layer)
+    rule = (_FUNCTIONS if own else _RULES).get(cls)
+    row = spelled_operators("keras").get(cls) if own else None
+    if rule is None and row is None:
         raise OpaqueError
-    return rule
+    return rule or partial(_function, row)

@@ -63,6 +63,22 @@ class OperatorCall(NamedTuple):
 ShapeRule = Callable[[OperatorCall], Sequence[Shape]]
 
 
+class OperatorNames(NamedTuple):
+    """The names of an operator in other languages, separated by spaces, where it needs no attribute there.
+
+    `inputs` is the number of values that it takes, 0 for any number. `torch` are TorchScript's operations,
+    `keras` the classes of keras.ops, `tensorflow` the operations of a graph.
+    """
+
+    inputs: int
+    torch: str = ""
+    keras: str = ""
+    tensorflow: str = ""
+
+
+_UNSPELLED = OperatorNames(0)
+
+
 class Operator(NamedTuple):
     """One operator.
 
@@ -71,7 +87,8 @@ class Operator(NamedTuple):
     multiply-accumulate operations; it is None if they are not counted. `kind` is "elementwise" for
     operators that combine the entries of broadcast inputs, and "movement" for those that only move entries
     of inputs 0 to `data` - 1; the other inputs of these are positions and sizes. `since` is the first
-    version of the operator set with this meaning.
+    version of the operator set with this meaning. `result` is the type of the outputs, "" for that of the
+    inputs, and for a type that depends on an attribute.
     """
 
     name: str
@@ -81,6 +98,8 @@ class Operator(NamedTuple):
     kind: Kind
     data: int
     since: int
+    result: str = ""
+    spelling: OperatorNames = _UNSPELLED
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -98,6 +117,8 @@ def operator(
     kind: Kind = "other",
     data: int = 1,
     since: int = 1,
+    result: str = "",
+    spelling: OperatorNames = _UNSPELLED,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add rows for operators, computed by the decorated function.
 
@@ -108,12 +129,14 @@ def operator(
         kind: "elementwise" or "movement" of entries, else "other" (see Operator).
         data: the number of inputs whose entries a movement moves; the others are positions and sizes.
         since: the first version of the operator set with this meaning.
+        result: the type of the outputs if it does not depend on the inputs and attributes.
+        spelling: its names in other languages.
     """
 
     def add(compute: Callable[..., Any]) -> Callable[..., Any]:
         cost = macs or (no_products if shapes is not None or kind != "other" else None)
         for name in names:
-            _TABLE[name] = Operator(name, compute, shapes, cost, kind, data, since)
+            _TABLE[name] = Operator(name, compute, shapes, cost, kind, data, since, result, spelling)
         return compute
 
     return add
@@ -132,12 +155,25 @@ def list_operators() -> Mapping[str, Operator]:
     return _TABLE
 
 
+@functools.cache
+def spelled_operators(language: Literal["torch", "keras", "tensorflow"]) -> Mapping[str, Operator]:
+    """Return the operators that a language has as well, by their names in it."""
+    rows = list_operators().values()
+    return {word: row for row in rows for word in getattr(row.spelling, language).split()}
+
+
 def find_operator(name: str) -> Operator:
     """Return an operator; raise UnsupportedError with its name if the table does not have it."""
     row = list_operators().get(name)
     if row is None:
         raise UnsupportedError("an operator of the graph is not supported", found=name)
     return row
+
+
+def operator_kind(name: str) -> Kind | None:
+    """Return what an operator does with entries, None if the table does not have it."""
+    row = list_operators().get(name)
+    return None if row is None else row.kind
 
 
 def is_known(name: str) -> bool:

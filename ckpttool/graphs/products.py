@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.core.source import Shape
-from ckpttool.graphs.operators import OperatorCall, operator
+from ckpttool.graphs.operators import OperatorCall, OperatorNames, operator
 
 
 def matrix_product_shape(one: Shape, two: Shape) -> Shape:
@@ -31,7 +31,7 @@ def matmul_macs(call: OperatorCall, outputs: Sequence[Shape]) -> int:
     return math.prod(outputs[0]) * call.shape(0)[-1]
 
 
-@operator("MatMul", shapes=matmul_shape, macs=matmul_macs)
+@operator("MatMul", shapes=matmul_shape, macs=matmul_macs, spelling=OperatorNames(2, keras="Matmul"))
 def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     # Products of types that ml_dtypes adds are float32.
     return np.asarray(np.matmul(a, b)).astype(a.dtype)
@@ -120,6 +120,8 @@ def _einsum(*arrays: np.ndarray, equation: str = "") -> np.ndarray:
     )
 
 
-@operator("Det", shapes=lambda call: [call.shape(0)[:-2]])
+@operator(
+    "Det", shapes=lambda call: [call.shape(0)[:-2]], spelling=OperatorNames(1, tensorflow="MatrixDeterminant")
+)
 def _determinant(x: np.ndarray) -> np.ndarray:
     return np.asarray(np.linalg.det(x)).astype(x.dtype)

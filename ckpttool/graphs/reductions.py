@@ -10,7 +10,7 @@ import numpy as np
 
 from ckpttool.core.source import Shape
 from ckpttool.graphs.indexing import integers
-from ckpttool.graphs.operators import OperatorCall, operator, same_shape
+from ckpttool.graphs.operators import OperatorCall, OperatorNames, operator, same_shape
 
 
 def _reduced_axes(axes: Any, rank: int, noop: int) -> tuple[int, ...]:
@@ -90,7 +90,7 @@ def _define_position(name: str, function: Callable[..., Any]) -> None:
             position = x.shape[axis] - 1 - position
         return np.asarray(np.expand_dims(position, axis) if keepdims else position, np.int64)
 
-    operator(name, shapes=_position_shape)(compute)
+    operator(name, shapes=_position_shape, result="int64")(compute)
 
 
 _define_position("ArgMax", np.argmax)
@@ -140,7 +140,7 @@ operator("CumSum", shapes=same_shape)(_accumulate(np.add))
 operator("CumProd", shapes=same_shape)(_accumulate(np.multiply))
 
 
-@operator("Softmax", shapes=same_shape)
+@operator("Softmax", shapes=same_shape, spelling=OperatorNames(1, tensorflow="Softmax"))
 def softmax(x: np.ndarray, *, axis: int = -1) -> np.ndarray:
     """Return exponentials divided by their sum along an axis."""
     wide = x.astype(np.float32) if x.dtype.itemsize < 4 else x
@@ -148,7 +148,7 @@ def softmax(x: np.ndarray, *, axis: int = -1) -> np.ndarray:
     return (powers / powers.sum(axis, keepdims=True)).astype(x.dtype)
 
 
-@operator("LogSoftmax", shapes=same_shape)
+@operator("LogSoftmax", shapes=same_shape, spelling=OperatorNames(1, tensorflow="LogSoftmax"))
 def log_softmax(x: np.ndarray, *, axis: int = -1) -> np.ndarray:
     """Return the logarithm of the softmax along an axis."""
     shifted = x - x.max(axis, keepdims=True, initial=-np.inf)

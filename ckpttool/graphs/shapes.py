@@ -28,6 +28,7 @@ from ckpttool.graphs.operators import (
     compute_node,
     list_operators,
     no_products,
+    operator_kind,
 )
 
 # Entries of a constant that shapes may depend on; larger ones are weights.
@@ -368,8 +369,7 @@ class _CallLister:
             return
         self.used.update(weights)
         # A translated operator is named by the part that is not a change of shape.
-        table = list_operators()
-        kinds = [node.op for node in computed if node.op not in table or table[node.op].kind != "movement"]
+        kinds = [node.op for node in computed if operator_kind(node.op) != "movement"]
         kind = (kinds or [computed[-1].op])[0]
         sources = tuple(number for number in inputs if number != len(self.calls))
         # The first result: a recurrent layer has its states after its output.

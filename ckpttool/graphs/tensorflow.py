@@ -12,6 +12,7 @@ tensorflow/core/kernels (padding: conv_grad_shape_utils.cc, strided_slice_op), a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from ckpttool.formats.tf_functions import (
 from ckpttool.formats.tf_saved_model_messages import FieldMeter, MetaGraph, type_name
 from ckpttool.graphs.builder import FUNCTION_NODES, ActivationNodes, GraphBuilder, body
 from ckpttool.graphs.graph import Graph, OpaqueError, OperatorNode, Value, require
-from ckpttool.graphs.operators import compute_node
+from ckpttool.graphs.operators import Operator, compute_node, find_operator, operator_kind, spelled_operators
 from ckpttool.mapping.rules import KEEP, Permute, Reshape, Rule, chain_rules
 
 _DEFAULT = "serving_default"
@@ -476,7 +477,7 @@ class FunctionTranslator:
             if node.op != "VarHandleOp" and self.writes:
                 raise OpaqueError("a variable that is changed")
             return VariableName(path) if node.op == "VarHandleOp" else self.variable(path)
-        operation = OPERATIONS.get(node.op)
+        operation = list_operations().get(node.op)
         if operation is None:
             raise OpaqueError(node.op)
         return operation(self, node, inputs)
@@ -546,10 +547,11 @@ class FunctionTranslator:
             node = OperatorNode(op, tuple(names), tuple(f"output_{n}" for n in range(count)), settings)
             return [self.constant(np.asarray(value)) for value in compute_node(node, arrays)[:count]]
         outputs = self.build.add(op, names, count, **settings)
-        if op in _CHANNELWISE and names[0] in self.channels:
+        keeps = op in _CHANNELWISE or operator_kind(op) == "elementwise"
+        if keeps and names[0] in self.channels:
             self.channels[outputs[0]] = self.channels[names[0]]
         dtype = (
-            _RESULTS.get(op)
+            find_operator(op).result
             or settings.get("to")
             or next((input_.dtype for input_ in inputs if input_ is not None), None)
         )
@@ -560,78 +562,33 @@ class FunctionTranslator:
         return self.many(op, inputs, 1, **settings)[0]
 
 
-_RESULTS = {
-    **dict.fromkeys(
-        ("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "And", "Or", "Not"), "bool"
-    ),
-    **dict.fromkeys(("IsNaN", "IsInf"), "bool"),
-    **dict.fromkeys(("Shape", "Size", "ArgMax", "ArgMin"), "int64"),
-}
-# Operators that keep the number of channels of an image, wherever its axis is.
-_CHANNELWISE = frozenset(
-    ("Add", "Mul", "Relu", "Clip", "Elu", "Tanh", "Sigmoid", "LeakyRelu", "Transpose", "Pad")
-)
-_CHANNELWISE |= {
-    "MaxPool",
-    "AveragePool",
-    "BatchNormalization",
-    "Resize",
-    "Selu",
-    "Softplus",
-    "Sub",
-    "Cast",
-    "Div",
-}
+# Operators besides elementwise ones that keep the number of channels of an image, wherever its axis is.
+_CHANNELWISE = frozenset(("Transpose", "Pad", "MaxPool", "AveragePool", "BatchNormalization", "Resize"))
 _Operation = Callable[[FunctionTranslator, FunctionNode, list[Any]], Any]
-OPERATIONS: dict[str, _Operation] = {}
+_OPERATIONS: dict[str, _Operation] = {}
 
 
 def _operation(*names: str) -> Callable[[_Operation], _Operation]:
     def add(handler: _Operation) -> _Operation:
-        OPERATIONS.update(dict.fromkeys(names, handler))
+        _OPERATIONS.update(dict.fromkeys(names, handler))
         return handler
 
     return add
 
 
-_DIRECT = {
-    **{n: n for n in ("Relu", "Tanh", "Sigmoid", "Elu", "Selu", "Softplus", "Softsign", "Exp", "Log", "Neg")},
-    **{
-        n: n
-        for n in ("Abs", "Sqrt", "Erf", "Sign", "Floor", "Ceil", "Round", "Reciprocal", "Sin", "Cos", "Tan")
-    },
-    **{
-        n: n for n in ("Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Sub", "Mul", "Pow")
-    },
-    **{n: n for n in ("Greater", "Less", "Equal")},
-    "Inv": "Reciprocal",
-    "Rint": "Round",
-    "Add": "Add",
-    "AddV2": "Add",
-    "RealDiv": "Div",
-    "Maximum": "Max",
-    "Minimum": "Min",
-    "GreaterEqual": "GreaterOrEqual",
-    "LessEqual": "LessOrEqual",
-    "LogicalAnd": "And",
-    "LogicalOr": "Or",
-    "LogicalNot": "Not",
-    "IsNan": "IsNaN",
-    "IsInf": "IsInf",
-    "SelectV2": "Where",
-    "AddN": "Sum",
-    "Softmax": "Softmax",
-    "LogSoftmax": "LogSoftmax",
-    "MatrixDeterminant": "Det",
-    "TruncateDiv": "Div",
-}
+@cache
+def list_operations() -> Mapping[str, _Operation]:
+    """Return the handlers of all operations that are translated, by name."""
+    rows = spelled_operators("tensorflow").items()
+    return {**{name: partial(_direct, row) for name, row in rows}, **_OPERATIONS}
 
 
-@_operation(*_DIRECT)
-def _direct(t: FunctionTranslator, node: FunctionNode, inputs: list[Any]) -> TensorName:
+def _direct(row: Operator, t: FunctionTranslator, _node: FunctionNode, inputs: list[Any]) -> TensorName:
+    """Return the result of an operation that is one operator of the table."""
+    require(row.spelling.inputs in (0, len(inputs)), "another number of tensors")
     tensors = [t.tensor(input_) for input_ in inputs]
-    result = t.one(_DIRECT[node.op], *tensors)
-    return result._replace(dtype=tensors[1].dtype) if node.op == "SelectV2" else result
+    result = t.one(row.name, *tensors)
+    return result._replace(dtype=tensors[1].dtype) if row.name == "Where" else result
 
 
 _SAME = ("Identity", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape", "CheckNumerics")

@@ -183,7 +183,7 @@ class _SavedProgram:
             return "" if name in self.variables else None
         if node.op in ("Const", *_SHAPES):
             return ""
-        translated = node.op in tensorflow.OPERATIONS or node.op in tensorflow.CALLS
+        translated = node.op in tensorflow.list_operations() or node.op in tensorflow.CALLS
         origins = {self.origins[input_] for input_ in inputs}
         if not translated or None in origins or _GRADIENTS.fullmatch(name):
             return None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,9 +27,9 @@ from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Tree
 from ckpttool.graphs.builder import FUNCTION_NODES, ActivationNodes, GraphBuilder
 from ckpttool.graphs.graph import Graph, OpaqueError, inline_constant, require
+from ckpttool.graphs.operators import Operator, find_operator, spelled_operators
 from ckpttool.graphs.torchscript_code import ScriptTensor, read_code, traced_inputs
 from ckpttool.graphs.torchscript_numbers import (
-    COMPARISONS,
     CONTAINERS,
     LAST,
     NUMBERS,
@@ -151,10 +151,11 @@ class _Archive:
                 build = GraphBuilder()
 
 
-def _operation(names: str, arguments: str) -> Callable[[_Handler], _Handler]:
-    """Add operations by names, with the arguments of their schema and defaults."""
+def _operation(schema: str) -> Callable[[_Handler], _Handler]:
+    """Add operations by their names, with the arguments of their schema and defaults: `elu(x, alpha=1.0)`."""
 
     def add(handler: _Handler) -> _Handler:
+        names, _, arguments = schema.removesuffix(")").partition("(")
         for name in names.split():
             _OPERATIONS[name] = (arguments, handler)
         return handler
@@ -163,9 +164,20 @@ def _operation(names: str, arguments: str) -> Callable[[_Handler], _Handler]:
 
 
 @cache
+def list_operations() -> Mapping[str, tuple[str, _Handler]]:
+    """Return the arguments and handlers of all operations; each function of the table has one or two."""
+    arguments = {1: "x", 2: "x, other"}
+    plain = {
+        name: (arguments[row.spelling.inputs], partial(_function, row))
+        for name, row in spelled_operators("torch").items()
+    }
+    return {**plain, **_OPERATIONS}
+
+
+@cache
 def _parse_schema(listed: str) -> tuple[tuple[str, ...], Mapping[str, Any]]:
     """Return the names of a schema's arguments, and the defaults of those that have one."""
-    pairs = [part.partition("=") for part in listed.split()]
+    pairs = [part.partition("=") for part in listed.split(", ") if part]
     defaults = {name: ast.literal_eval(default) for name, equals, default in pairs if equals}
     return tuple(name for name, _, _ in pairs), defaults
 
@@ -183,9 +195,9 @@ def _bind(arguments: str, positional: Sequence[Any], named: Mapping[str, Any]) -
 
 def compute(t: ScriptTranslator, name: str, /, *positional: Any, **named: Any) -> Any:
     """Return the result of an operation; raise OpaqueError if it is not translated."""
-    if name not in _OPERATIONS:
+    if name not in list_operations():
         raise OpaqueError(name)
-    arguments, handler = _OPERATIONS[name]
+    arguments, handler = list_operations()[name]
     return handler(t, _bind(arguments, positional, named))
 
 
@@ -199,11 +211,11 @@ def apply_operation(t: ScriptTranslator, called: str, args: list[Any], named: Ma
     tensors = has_kind(args, _TENSORS) or has_kind([*named.values()], _TENSORS)
     if not tensors and is_number_operation(name):
         return apply_numbers(t, name, args, named)
-    overwrites = name not in _OPERATIONS and name.endswith("_") and not name.endswith("__")
+    overwrites = name not in list_operations() and name.endswith("_") and not name.endswith("__")
     count = len(t.build.nodes)
     own = name[:-1] if overwrites else name
     try:
-        require(own in _OPERATIONS, called)
+        require(own in list_operations(), called)
         result = compute(t, own, *args, **named)
     except (OpaqueError, *UNEXPECTED) as error:
         if not isinstance(error, OpaqueError):
@@ -300,14 +312,10 @@ def _elementwise(
 ) -> TensorValue:
     """Return the result of an operator on broadcast values in their common type."""
     common = dtype or _promoted(t, *values)
-    result = "bool" if op in _BOOLEAN else common
+    result = find_operator(op).result or common
     return t.new(
         t.build.one(op, *(_name(t, value, common) for value in values), **more), result, _rank(t, *values)
     )
-
-
-_BOOLEAN = frozenset(("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "And", "Or", "Not", "Xor"))
-_BOOLEAN |= {"IsNaN", "IsInf"}
 
 
 def _applied(t: ScriptTranslator, op: str, value: Any, *inputs: str, **attributes: Any) -> TensorValue:
@@ -346,29 +354,24 @@ def _ints(value: Any, count: int | None = None) -> list[int]:
     return values
 
 
+# Functions that keep whole numbers; others compute with fractions.
+_WHOLE = frozenset(("Relu", "Abs", "Neg", "Sign", "Floor", "Ceil", "IsNaN", "IsInf"))
+
+
+def _function(row: Operator, t: ScriptTranslator, a: Any) -> TensorValue:
+    """Return the result of a function that is one operator of the table."""
+    values = [*vars(a).values()]
+    if len(values) == 1 and row.name not in _WHOLE:
+        values = [_floating(t, a.x)]
+    return _elementwise(t, row.name, *values)
+
+
 for _torch, _onnx in {
-    "relu": "Relu",
-    "abs": "Abs",
-    "neg": "Neg",
-    "negative": "Neg",
-    "sign": "Sign",
-    "sgn": "Sign",
-    "floor": "Floor",
-    "ceil": "Ceil",
+    row.name: row.onnx
+    for row in ACTIVATION_KINDS.values()
+    if row.is_plain and row.torch and row.onnx and row.name not in ("relu", "linear")
 }.items():
-    _operation(_torch, "x")(lambda t, a, op=_onnx: _elementwise(t, op, a.x))  # type: ignore[misc]
-for _torch, _onnx in {
-    **{n: n.capitalize() for n in ("exp", "log", "sqrt", "sin", "cos", "tan", "erf")},
-    **{n: n.capitalize() for n in ("sinh", "cosh", "reciprocal")},
-    **{f"a{n}": f"A{n}" for n in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
-    **{f"arc{n}": f"A{n}" for n in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
-    **{
-        row.name: row.onnx
-        for row in ACTIVATION_KINDS.values()
-        if row.is_plain and row.torch and row.onnx and row.name not in ("relu", "linear")
-    },
-}.items():
-    _operation(_torch, "x")(lambda t, a, op=_onnx: _elementwise(t, op, _floating(t, a.x)))  # type: ignore[misc]
+    _operation(f"{_torch}(x)")(lambda t, a, op=_onnx: _elementwise(t, op, _floating(t, a.x)))  # type: ignore[misc]
 
 
 def compose(t: ScriptTranslator, x: TensorValue, nodes: ActivationNodes) -> TensorValue:
@@ -386,28 +389,28 @@ def _composed(nodes: ActivationNodes) -> _Handler:
 
 
 for _torch, _nodes in FUNCTION_NODES.items():
-    _operation(_torch, "x")(_composed(_nodes))
+    _operation(f"{_torch}(x)")(_composed(_nodes))
 
 
-@_operation("elu", "x alpha=1.0 scale=1.0 input_scale=1.0")
+@_operation("elu(x, alpha=1.0, scale=1.0, input_scale=1.0)")
 def _elu(t: ScriptTranslator, a: Any) -> TensorValue:
     require(a.scale == 1 and a.input_scale == 1, "a scaled elu")
     return _elementwise(t, "Elu", a.x, alpha=float(a.alpha))
 
 
-@_operation("leaky_relu", "x slope=0.01")
+@_operation("leaky_relu(x, slope=0.01)")
 def _leaky_relu(t: ScriptTranslator, a: Any) -> TensorValue:
     require(isinstance(a.slope, int | float), "a slope that depends on a tensor")
     return _elementwise(t, "LeakyRelu", a.x, alpha=float(a.slope))
 
 
-@_operation("rrelu", "x lower=0.125 upper=0.3333333333333333 training=False generator=None")
+@_operation("rrelu(x, lower=0.125, upper=0.3333333333333333, training=False, generator=None)")
 def _random_relu(t: ScriptTranslator, a: Any) -> TensorValue:
     require(a.training is False, "a random slope")
     return _elementwise(t, "LeakyRelu", a.x, alpha=(a.lower + a.upper) / 2)
 
 
-@_operation("softplus", "x beta=1 threshold=20")
+@_operation("softplus(x, beta=1, threshold=20)")
 def _softplus(t: ScriptTranslator, a: Any) -> TensorValue:
     scaled = _elementwise(t, "Mul", a.x, a.beta) if a.beta != 1 else t.tensor(a.x)
     soft = _elementwise(t, "Softplus", scaled)
@@ -415,7 +418,7 @@ def _softplus(t: ScriptTranslator, a: Any) -> TensorValue:
     return _where(t, _elementwise(t, "Greater", scaled, a.threshold), a.x, soft)
 
 
-@_operation("prelu", "x weight")
+@_operation("prelu(x, weight)")
 def _prelu(t: ScriptTranslator, a: Any) -> TensorValue:
     x, leaf = t.tensor(a.x), t.stored_leaf(a.weight)
     slope = t.tensor(a.weight).name
@@ -454,26 +457,26 @@ def _filled(value: Any, dtype: str) -> Leaf:
     return leaf
 
 
-@_operation("glu", "x dim=-1")
+@_operation("glu(x, dim=-1)")
 def _glu(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     one, two = t.build.add("Split", (x.name,), 2, axis=a.dim, num_outputs=2)
     return t.new(t.build.one("Mul", one, t.build.one("Sigmoid", two)), x.dtype, x.rank)
 
 
-@_operation("trunc fix", "x")
+@_operation("trunc fix(x)")
 def _trunc(t: ScriptTranslator, a: Any) -> TensorValue:
     whole = _elementwise(t, "Floor", _elementwise(t, "Abs", a.x))
     return _elementwise(t, "Mul", _elementwise(t, "Sign", a.x), whole)
 
 
-@_operation("isfinite", "x")
+@_operation("isfinite(x)")
 def _isfinite(t: ScriptTranslator, a: Any) -> TensorValue:
     strange = _elementwise(t, "Or", _elementwise(t, "IsNaN", a.x), _elementwise(t, "IsInf", a.x))
     return _elementwise(t, "Not", strange)
 
 
-@_operation("nan_to_num", "x nan=None posinf=None neginf=None")
+@_operation("nan_to_num(x, nan=None, posinf=None, neginf=None)")
 def _without_nan(t: ScriptTranslator, a: Any) -> TensorValue:
     import numpy as np
 
@@ -488,22 +491,22 @@ def _without_nan(t: ScriptTranslator, a: Any) -> TensorValue:
 
 
 @_operation(
-    "dropout feature_dropout alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d",
-    "x p=0.5 train=True",
+    "dropout feature_dropout alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d(x, p=0.5, "
+    "train=True)",
 )
 def _dropout(_t: ScriptTranslator, a: Any) -> Any:
     require(a.train is False or a.p == 0, "dropout in training")
     return a.x
 
 
-@_operation("contiguous", "x memory_format=None")
+@_operation("contiguous(x, memory_format=None)")
 def _contiguous(t: ScriptTranslator, a: Any) -> TensorValue:
     # It is the tensor itself or a copy, which depends on the tensor's strides.
     x = t.tensor(a.x)
     return t.view(x, x.name, x.rank)
 
 
-@_operation("clone", "x memory_format=None")
+@_operation("clone(x, memory_format=None)")
 def _clone(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     return t.new(x.name, x.dtype, x.rank)
@@ -513,14 +516,14 @@ def _scaled(t: ScriptTranslator, value: Any, factor: Any) -> Any:
     return value if factor == 1 else _elementwise(t, "Mul", value, factor)
 
 
-@_operation("mul multiply", "x other")
+@_operation("mul multiply(x, other)")
 def _mul(t: ScriptTranslator, a: Any) -> TensorValue:
     if _promoted(t, a.x, a.other) == "bool":
         return _elementwise(t, "And", a.x, a.other)
     return _elementwise(t, "Mul", a.x, a.other)
 
 
-@_operation("div divide true_divide", "x other rounding_mode=None")
+@_operation("div divide true_divide(x, other, rounding_mode=None)")
 def _div(t: ScriptTranslator, a: Any) -> TensorValue:
     dtype = _promoted(t, a.x, a.other)
     if a.rounding_mode is None:
@@ -538,7 +541,7 @@ def _div(t: ScriptTranslator, a: Any) -> TensorValue:
     return compute(t, "trunc", quotient)
 
 
-@_operation("remainder", "x other")
+@_operation("remainder(x, other)")
 def _remainder(t: ScriptTranslator, a: Any) -> TensorValue:
     dtype = _promoted(t, a.x, a.other)
     if dtype is not None and _category(dtype) < 2:
@@ -550,7 +553,7 @@ def _remainder(t: ScriptTranslator, a: Any) -> TensorValue:
     return _where(t, wrong, _elementwise(t, "Add", rest, other), rest)
 
 
-@_operation("lerp", "x end weight")
+@_operation("lerp(x, end, weight)")
 def _lerp(t: ScriptTranslator, a: Any) -> TensorValue:
     step = _elementwise(t, "Mul", _elementwise(t, "Sub", a.end, a.x), a.weight)
     return _elementwise(t, "Add", a.x, step)
@@ -568,23 +571,13 @@ def _clamped(t: ScriptTranslator, x: Any, low: Any, high: Any) -> TensorValue:
     return result
 
 
-for _torch, _onnx in {
-    **COMPARISONS,
-    "less": "Less",
-    "greater": "Greater",
-    "less_equal": "LessOrEqual",
-    "greater_equal": "GreaterOrEqual",
-}.items():
-    _operation(_torch, "x other")(lambda t, a, op=_onnx: _elementwise(t, op, a.x, a.other))  # type: ignore[misc]
-
-
 def _where(t: ScriptTranslator, condition: Any, one: Any, two: Any) -> TensorValue:
     dtype = _promoted(t, one, two)
     names = [_name(t, condition, "bool"), _name(t, one, dtype), _name(t, two, dtype)]
     return t.new(t.build.one("Where", *names), dtype, _rank(t, condition, one, two))
 
 
-@_operation("masked_fill", "x mask value")
+@_operation("masked_fill(x, mask, value)")
 def _masked_fill(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     value = a.value if isinstance(a.value, NUMBERS) else _cast(t, t.tensor(a.value), x.dtype)
@@ -605,7 +598,7 @@ def _transposed(t: ScriptTranslator, weight: Any) -> str:
     return t.build.one("Transpose", t.tensor(weight).name, perm=(1, 0))
 
 
-@_operation("matmul mm bmm mv dot vdot __matmul__", "x other")
+@_operation("matmul mm bmm mv dot vdot __matmul__(x, other)")
 def _matmul(t: ScriptTranslator, a: Any) -> TensorValue:
     x, other = t.tensor(a.x), t.tensor(a.other)
     require(x.dtype == other.dtype or None in (x.dtype, other.dtype), "a product of different types")
@@ -615,7 +608,7 @@ def _matmul(t: ScriptTranslator, a: Any) -> TensorValue:
     return t.new(t.build.one("MatMul", x.name, other.name), x.dtype, rank)
 
 
-@_operation("outer ger", "x other")
+@_operation("outer ger(x, other)")
 def _outer(t: ScriptTranslator, a: Any) -> TensorValue:
     column = t.new(
         t.build.one("Unsqueeze", t.tensor(a.x).name, t.build.number([1], "int64")), t.tensor(a.x).dtype, 2
@@ -623,13 +616,13 @@ def _outer(t: ScriptTranslator, a: Any) -> TensorValue:
     return _elementwise(t, "Mul", column, a.other)
 
 
-@_operation("addmm baddbmm addmv", "x one two beta=1 alpha=1")
+@_operation("addmm baddbmm addmv(x, one, two, beta=1, alpha=1)")
 def _addmm(t: ScriptTranslator, a: Any) -> TensorValue:
     product = _scaled(t, _matmul(t, SimpleNamespace(x=a.one, other=a.two)), a.alpha)
     return _elementwise(t, "Add", _scaled(t, a.x, a.beta), product)
 
 
-@_operation("bilinear", "x other weight bias=None")
+@_operation("bilinear(x, other, weight, bias=None)")
 def _bilinear(t: ScriptTranslator, a: Any) -> TensorValue:
     x, other, weight = (t.tensor(operand) for operand in (a.x, a.other, a.weight))
     name = t.build.one("Einsum", x.name, weight.name, other.name, equation="...i,oij,...j->...o")
@@ -637,7 +630,7 @@ def _bilinear(t: ScriptTranslator, a: Any) -> TensorValue:
     return result if a.bias is None else _elementwise(t, "Add", result, a.bias)
 
 
-@_operation("einsum", "equation tensors path=None")
+@_operation("einsum(equation, tensors, path=None)")
 def _einsum(t: ScriptTranslator, a: Any) -> TensorValue:
     tensors = [t.tensor(tensor) for tensor in a.tensors]
     require(isinstance(a.equation, str) and len({tensor.dtype for tensor in tensors}) == 1, "an einsum")
@@ -648,8 +641,8 @@ def _einsum(t: ScriptTranslator, a: Any) -> TensorValue:
 
 
 @_operation(
-    "scaled_dot_product_attention",
-    "q k v mask=None dropout_p=0.0 is_causal=False scale=None enable_gqa=False",
+    "scaled_dot_product_attention(q, k, v, mask=None, dropout_p=0.0, is_causal=False, scale=None, "
+    "enable_gqa=False)",
 )
 def _attention(t: ScriptTranslator, a: Any) -> TensorValue:
     require(a.dropout_p == 0 and a.enable_gqa is False, "dropout or groups in attention")
@@ -683,9 +676,8 @@ def _attention(t: ScriptTranslator, a: Any) -> TensorValue:
 
 
 @_operation(
-    "_native_multi_head_attention",
-    "q k v width heads weight bias out_weight out_bias mask=None need_weights=True average=True "
-    "mask_type=None",
+    "_native_multi_head_attention(q, k, v, width, heads, weight, bias, out_weight, out_bias, mask=None, "
+    "need_weights=True, average=True, mask_type=None)",
 )
 def _fused_attention(t: ScriptTranslator, a: Any) -> list[Any]:
     require(a.mask is None and _is_same(t, a.q, a.k) and _is_same(t, a.k, a.v), "attention to another tensor")
@@ -705,9 +697,9 @@ def _fused_attention(t: ScriptTranslator, a: Any) -> list[Any]:
 
 
 @_operation(
-    "_transformer_encoder_layer_fwd",
-    "x width heads weight bias out_weight out_bias gelu norm_first eps norm1_weight norm1_bias norm2_weight "
-    "norm2_bias ffn1_weight ffn1_bias ffn2_weight ffn2_bias mask=None mask_type=None",
+    "_transformer_encoder_layer_fwd(x, width, heads, weight, bias, out_weight, out_bias, gelu, norm_first, "
+    "eps, norm1_weight, norm1_bias, norm2_weight, norm2_bias, ffn1_weight, ffn1_bias, ffn2_weight, "
+    "ffn2_bias, mask=None, mask_type=None)",
 )
 def _encoder_layer(t: ScriptTranslator, a: Any) -> TensorValue:
     def norm(x: TensorValue, weight: Any, bias: Any) -> TensorValue:
@@ -735,7 +727,7 @@ def _encoder_layer(t: ScriptTranslator, a: Any) -> TensorValue:
     return x
 
 
-@_operation("size", "x dim=None")
+@_operation("size(x, dim=None)")
 def _size(t: ScriptTranslator, a: Any) -> Any:
     x = t.tensor(a.x)
     if a.dim is not None:
@@ -745,42 +737,42 @@ def _size(t: ScriptTranslator, a: Any) -> Any:
     return SizesValue((ShapeRange(x),))
 
 
-@_operation("dim ndimension", "x")
+@_operation("dim ndimension(x)")
 def _dim(t: ScriptTranslator, a: Any) -> Any:
     x = t.tensor(a.x)
     return x.rank if x.rank is not None else NumberValue(_rank_name(t, x), "int64")
 
 
-@_operation("is_floating_point", "x")
+@_operation("is_floating_point(x)")
 def _is_floating(t: ScriptTranslator, a: Any) -> bool:
     dtype = t.tensor(a.x).dtype
     require(dtype is not None, "an unknown type")
     return _category(dtype or "") == 2
 
 
-@_operation("dtype", "x")
+@_operation("dtype(x)")
 def _dtype(t: ScriptTranslator, a: Any) -> int | None:
     dtype = t.tensor(a.x).dtype
     return next((code for code, name in TORCH_TYPES.items() if name == dtype), None)
 
 
-@_operation("append", "values value")
+@_operation("append(values, value)")
 def _append(t: ScriptTranslator, a: Any) -> Any:
     return change_list(t, [a.values, a.value])
 
 
-@_operation("_set_item", "values at value")
+@_operation("_set_item(values, at, value)")
 def _set_item(t: ScriptTranslator, a: Any) -> Any:
     return change_list(t, [a.values, a.at, a.value])
 
 
-@_operation("list", "values")
+@_operation("list(values)")
 def _list(_t: ScriptTranslator, a: Any) -> Any:
     require(isinstance(a.values, list), "a list of a tensor")
     return [*a.values]
 
 
-@_operation("reshape view _unsafe_view _reshape_alias", "x shape")
+@_operation("reshape view _unsafe_view _reshape_alias(x, shape)")
 def _reshape(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     require(isinstance(a.shape, list | SizesValue), "a view as another type")
@@ -788,7 +780,7 @@ def _reshape(t: ScriptTranslator, a: Any) -> TensorValue:
     return t.view(x, t.build.one("Reshape", x.name, t.sizes(a.shape), allowzero=1), rank)
 
 
-@_operation("flatten", "x start=0 end=-1")
+@_operation("flatten(x, start=0, end=-1)")
 def _flatten(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     if (a.start, a.end) == (1, -1):
@@ -805,7 +797,7 @@ def _flatten(t: ScriptTranslator, a: Any) -> TensorValue:
     return t.view(x, t.build.one("Reshape", x.name, shape, allowzero=1), rank)
 
 
-@_operation("unflatten", "x dim sizes")
+@_operation("unflatten(x, dim, sizes)")
 def _unflatten(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     parts: list[Any] = [ShapeRange(x, 0, a.dim), *a.sizes]
@@ -815,7 +807,7 @@ def _unflatten(t: ScriptTranslator, a: Any) -> TensorValue:
     return t.view(x, t.build.one("Reshape", x.name, t.sizes(SizesValue(tuple(parts))), allowzero=1), rank)
 
 
-@_operation("squeeze", "x dim=None")
+@_operation("squeeze(x, dim=None)")
 def _squeeze(t: ScriptTranslator, a: Any) -> TensorValue:
     """Axes of another extent than 1 are left; that is decided by the shape."""
     x = t.tensor(a.x)
@@ -836,14 +828,14 @@ def _squeeze(t: ScriptTranslator, a: Any) -> TensorValue:
     return t.view(result, t.build.one("Reshape", x.name, shape, allowzero=1), None)
 
 
-@_operation("unsqueeze", "x dim")
+@_operation("unsqueeze(x, dim)")
 def _unsqueeze(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     rank = None if x.rank is None else x.rank + 1
     return t.view(x, t.build.one("Unsqueeze", x.name, t.build.number(_ints(a.dim), "int64")), rank)
 
 
-@_operation("permute", "x dims")
+@_operation("permute(x, dims)")
 def _permute(t: ScriptTranslator, a: Any) -> TensorValue:
     x, axes = t.tensor(a.x), _ints(a.dims)
     perm = tuple(axis % len(axes) for axis in axes)
@@ -858,7 +850,7 @@ def _exchanged(t: ScriptTranslator, x: TensorValue, one: int, two: int) -> Tenso
     return t.view(x, t.build.one("Transpose", x.name, perm=tuple(axes)), x.rank)
 
 
-@_operation("t numpy_T", "x")
+@_operation("t numpy_T(x)")
 def _matrix_transpose(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     require(x.rank in (1, 2), "a transposition with an unknown number of axes")
@@ -867,7 +859,7 @@ def _matrix_transpose(t: ScriptTranslator, a: Any) -> TensorValue:
     return _exchanged(t, x, 0, -1)
 
 
-@_operation("movedim moveaxis", "x source destination")
+@_operation("movedim moveaxis(x, source, destination)")
 def _movedim(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     if x.rank is None:
@@ -879,7 +871,7 @@ def _movedim(t: ScriptTranslator, a: Any) -> TensorValue:
     return t.view(x, t.build.one("Transpose", x.name, perm=tuple(order)), x.rank)
 
 
-@_operation("cat concat concatenate", "tensors dim=0")
+@_operation("cat concat concatenate(tensors, dim=0)")
 def _cat(t: ScriptTranslator, a: Any) -> TensorValue:
     values = a.tensors.take(None) if isinstance(a.tensors, PartsValue) else a.tensors
     dtype = _promoted(t, *values)
@@ -887,7 +879,7 @@ def _cat(t: ScriptTranslator, a: Any) -> TensorValue:
     return t.new(t.build.one("Concat", *names, axis=a.dim), dtype, _rank(t, *values))
 
 
-@_operation("stack", "tensors dim=0")
+@_operation("stack(tensors, dim=0)")
 def _stack(t: ScriptTranslator, a: Any) -> TensorValue:
     values = a.tensors.take(None) if isinstance(a.tensors, PartsValue) else a.tensors
     dtype, rank = _promoted(t, *values), _rank(t, *values)
@@ -904,7 +896,7 @@ def _sliced(
     return t.view(x, t.build.one("Slice", x.name, *listed), x.rank)
 
 
-@_operation("slice", "x dim=0 start=None end=None step=1")
+@_operation("slice(x, dim=0, start=None, end=None, step=1)")
 def _slice(t: ScriptTranslator, a: Any) -> Any:
     if isinstance(a.x, list):
         return a.x[a.dim : a.start : a.end or 1]
@@ -916,13 +908,13 @@ def _slice(t: ScriptTranslator, a: Any) -> Any:
     return _sliced(t, t.tensor(a.x), (start, end), a.dim, a.step)
 
 
-@_operation("narrow", "x dim start length")
+@_operation("narrow(x, dim, start, length)")
 def _narrow(t: ScriptTranslator, a: Any) -> TensorValue:
     end = apply_numbers(t, "add", [a.start, a.length], {})
     return _sliced(t, t.tensor(a.x), (a.start, end), a.dim)
 
 
-@_operation("select", "x dim index")
+@_operation("select(x, dim, index)")
 def _select(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     rank = None if x.rank is None else x.rank - 1
@@ -952,7 +944,7 @@ def _known_extent(t: ScriptTranslator, x: TensorValue, axis: int) -> int:
     return extent
 
 
-@_operation("split unsafe_split", "x size dim=0")
+@_operation("split unsafe_split(x, size, dim=0)")
 def _split(t: ScriptTranslator, a: Any) -> Any:
     x = t.tensor(a.x)
     if isinstance(a.size, list):
@@ -967,7 +959,7 @@ def _split(t: ScriptTranslator, a: Any) -> Any:
     return PartsValue(take)
 
 
-@_operation("chunk unsafe_chunk", "x chunks dim=0")
+@_operation("chunk unsafe_chunk(x, chunks, dim=0)")
 def _chunk(t: ScriptTranslator, a: Any) -> PartsValue:
     x, (most,) = t.tensor(a.x), _ints(a.chunks)
 
@@ -984,7 +976,7 @@ def _chunk(t: ScriptTranslator, a: Any) -> PartsValue:
     return PartsValue(take)
 
 
-@_operation("unbind", "x dim=0")
+@_operation("unbind(x, dim=0)")
 def _unbind(t: ScriptTranslator, a: Any) -> PartsValue:
     x = t.tensor(a.x)
     rank = None if x.rank is None else x.rank - 1
@@ -1000,7 +992,7 @@ def _unbind(t: ScriptTranslator, a: Any) -> PartsValue:
     return PartsValue(take)
 
 
-@_operation("expand", "x size implicit=False")
+@_operation("expand(x, size, implicit=False)")
 def _expand(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     require(isinstance(a.size, list), "a shape of unknown length")
@@ -1014,7 +1006,7 @@ def _shaped_as(t: ScriptTranslator, op: str, a: Any, **attributes: Any) -> Tenso
     return t.view(x, t.build.one(op, x.name, t.build.one("Shape", other.name), **attributes), other.rank)
 
 
-@_operation("repeat tile", "x repeats")
+@_operation("repeat tile(x, repeats)")
 def _repeat(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     require(isinstance(a.repeats, list) and x.rank is not None, "repetitions of an unknown number of axes")
@@ -1026,14 +1018,14 @@ def _repeat(t: ScriptTranslator, a: Any) -> TensorValue:
     return t.new(t.build.one("Tile", name, t.sizes(repeats)), x.dtype, len(repeats))
 
 
-@_operation("flip", "x dims")
+@_operation("flip(x, dims)")
 def _flip(t: ScriptTranslator, a: Any) -> TensorValue:
     axes = _ints(a.dims)
     listed = [[-1] * len(axes), [-LAST] * len(axes), axes, [-1] * len(axes)]
     return _applied(t, "Slice", a.x, *(t.build.number(axis, "int64") for axis in listed))
 
 
-@_operation("roll", "x shifts dims=[]")
+@_operation("roll(x, shifts, dims=[])")
 def _roll(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     require(len(_ints(a.dims)) == len(_ints(a.shifts)), "a roll of all entries")
@@ -1057,20 +1049,20 @@ def _padded(t: ScriptTranslator, x: TensorValue, pads: Any, mode: str, value: An
     return _applied(t, "Pad", x, widths, fill, t.build.number(axes, "int64"), mode=mode)
 
 
-@_operation("pad", "x pad mode='constant' value=None")
+@_operation("pad(x, pad, mode='constant', value=None)")
 def _pad(t: ScriptTranslator, a: Any) -> TensorValue:
     require(a.mode in _MODES, "an unknown mode of padding")
     return _padded(t, t.tensor(a.x), a.pad, _MODES[a.mode], a.value)
 
 
-@_operation("embedding", "weight indices padding_idx=-1 scale_grad=False sparse=False")
+@_operation("embedding(weight, indices, padding_idx=-1, scale_grad=False, sparse=False)")
 def _embedding(t: ScriptTranslator, a: Any) -> TensorValue:
     weight, indices = t.tensor(a.weight), _integer(t, a.indices)
     rank = None if indices.rank is None else indices.rank + 1
     return t.new(t.build.one("Gather", weight.name, indices.name, axis=0), weight.dtype, rank)
 
 
-@_operation("index", "x indices")
+@_operation("index(x, indices)")
 def _index(t: ScriptTranslator, a: Any) -> TensorValue:
     x, chosen = t.tensor(a.x), [n for n, index in enumerate(a.indices) if index is not None]
     require(len(chosen) == 1, "positions on several axes")
@@ -1080,7 +1072,7 @@ def _index(t: ScriptTranslator, a: Any) -> TensorValue:
     return t.new(t.build.one("Gather", x.name, positions.name, axis=axis), x.dtype, rank)
 
 
-@_operation("one_hot", "x num_classes=-1")
+@_operation("one_hot(x, num_classes=-1)")
 def _one_hot(t: ScriptTranslator, a: Any) -> TensorValue:
     require(a.num_classes > 0, "a number of classes that depends on a tensor")
     x = _integer(t, a.x)
@@ -1096,7 +1088,7 @@ def _requested_type(a: Any, default: str) -> str:
     return TORCH_TYPES[a.dtype]
 
 
-_NEW = "dtype=None layout=None device=None pin_memory=None memory_format=None requires_grad=None"
+_NEW = "dtype=None, layout=None, device=None, pin_memory=None, memory_format=None, requires_grad=None"
 
 
 def _new_tensor(t: ScriptTranslator, shape: str, value: Any, dtype: str, rank: int | None) -> TensorValue:
@@ -1109,7 +1101,7 @@ def _length_of(size: Any) -> int | None:
     return len(size) if isinstance(size, list) else None
 
 
-@_operation("full", f"size value {_NEW}")
+@_operation(f"full(size, value, {_NEW})")
 def _full(t: ScriptTranslator, a: Any) -> TensorValue:
     dtype = _requested_type(a, _promoted(t, a.value) or "float32")
     return _new_tensor(t, t.sizes(a.size), a.value, dtype, _length_of(a.size))
@@ -1126,14 +1118,14 @@ def _like(t: ScriptTranslator, a: Any, value: Any) -> TensorValue:
     return _new_tensor(t, t.build.one("Shape", x.name), value, _requested_type(a, x.dtype or ""), x.rank)
 
 
-@_operation("copy", "x source non_blocking=False")
+@_operation("copy(x, source, non_blocking=False)")
 def _copy(t: ScriptTranslator, a: Any) -> TensorValue:
     x, source = t.tensor(a.x), t.tensor(a.source)
     name = t.build.one("Expand", source.name, t.build.one("Shape", x.name))
     return t.new(name, source.dtype, x.rank)
 
 
-@_operation("tensor scalar_tensor", f"data {_NEW}")
+@_operation(f"tensor scalar_tensor(data, {_NEW})")
 def _tensor(t: ScriptTranslator, a: Any) -> TensorValue:
     import numpy as np
 
@@ -1147,7 +1139,7 @@ def _tensor(t: ScriptTranslator, a: Any) -> TensorValue:
     return t.new(t.build.number(a.data, dtype), dtype, array.ndim)
 
 
-@_operation("arange", f"start end=None step=1 {_NEW}")
+@_operation(f"arange(start, end=None, step=1, {_NEW})")
 def _arange(t: ScriptTranslator, a: Any) -> TensorValue:
     start, end = (0, a.start) if a.end is None else (a.start, a.end)
     default = _promoted(t, start, end, a.step) or "int64"
@@ -1156,7 +1148,7 @@ def _arange(t: ScriptTranslator, a: Any) -> TensorValue:
     return t.new(t.build.one("Range", *names), dtype, 1)
 
 
-@_operation("eye", f"n m=None {_NEW}")
+@_operation(f"eye(n, m=None, {_NEW})")
 def _eye(t: ScriptTranslator, a: Any) -> TensorValue:
     shape = t.sizes([a.n, a.n if a.m is None else a.m])
     dtype = _requested_type(a, "float32")
@@ -1165,9 +1157,8 @@ def _eye(t: ScriptTranslator, a: Any) -> TensorValue:
 
 
 @_operation(
-    "to",
-    "x one=None two=None three=None four=None five=None dtype=None device=None layout=None "
-    "pin_memory=None non_blocking=None copy=None memory_format=None",
+    "to(x, one=None, two=None, three=None, four=None, five=None, dtype=None, device=None, layout=None, "
+    "pin_memory=None, non_blocking=None, copy=None, memory_format=None)",
 )
 def _to(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
@@ -1180,7 +1171,7 @@ def _to(t: ScriptTranslator, a: Any) -> TensorValue:
     return _cast(t, x, TORCH_TYPES[codes[0]])
 
 
-@_operation("int Int item Float float bool Bool IntImplicit FloatImplicit ScalarImplicit", "x")
+@_operation("int Int item Float float bool Bool IntImplicit FloatImplicit ScalarImplicit(x)")
 def _number_of_tensor(t: ScriptTranslator, a: Any) -> NumberValue:
     return t.as_number(a.x)
 
@@ -1193,14 +1184,14 @@ def _define_conversions() -> None:
         def convert(t: ScriptTranslator, a: Any, kind: str = kind) -> NumberValue:
             return NumberValue(t.number(t.as_number(a.x), kind), kind)
 
-        _operation(name, "x")(convert)
+        _operation(f"{name}(x)")(convert)
     for name, kind in {
         "double": "float64",
         "half": "float16",
         "long": "int64",
         "bfloat16": "bfloat16",
     }.items():
-        _operation(name, "x")(lambda t, a, kind=kind: _cast(t, t.tensor(a.x), kind))  # type: ignore[misc]
+        _operation(f"{name}(x)")(lambda t, a, kind=kind: _cast(t, t.tensor(a.x), kind))  # type: ignore[misc]
 
 
 _define_conversions()
@@ -1244,7 +1235,7 @@ def _define_reductions() -> None:
                 x = _cast(t, x, "int64")
             return _reduced(t, op, x, a.dim, a.keepdim)
 
-        _operation(name, "x dim=None keepdim=False dtype=None")(reduce)
+        _operation(f"{name}(x, dim=None, keepdim=False, dtype=None)")(reduce)
 
 
 _define_reductions()
@@ -1276,8 +1267,8 @@ def _define_extremes() -> None:
             positions = t.build.one(op, name, axis=0 if a.dim is None else a.dim, keepdims=int(a.keepdim))
             return t.new(positions, "int64", rank)
 
-        _operation(name, "x dim=None keepdim=False")(extreme)
-        _operation(f"arg{name}", "x dim=None keepdim=False")(location)
+        _operation(f"{name}(x, dim=None, keepdim=False)")(extreme)
+        _operation(f"arg{name}(x, dim=None, keepdim=False)")(location)
 
 
 _define_extremes()
@@ -1302,7 +1293,7 @@ def _variance(t: ScriptTranslator, a: Any) -> TensorValue:
     )
 
 
-@_operation("norm linalg_vector_norm linalg_norm", "x p=2 dim=None keepdim=False dtype=None")
+@_operation("norm linalg_vector_norm linalg_norm(x, p=2, dim=None, keepdim=False, dtype=None)")
 def _norm(t: ScriptTranslator, a: Any) -> TensorValue:
     require(a.dtype is None and isinstance(a.keepdim, bool), "a norm in another type")
     op = {2: "ReduceL2", 1: "ReduceL1", math.inf: "ReduceMax"}.get(2 if a.p is None else a.p)
@@ -1312,7 +1303,7 @@ def _norm(t: ScriptTranslator, a: Any) -> TensorValue:
     return _reduced(t, op, _elementwise(t, "Abs", x) if op == "ReduceMax" else x, a.dim, a.keepdim)
 
 
-@_operation("cosine_similarity", "x other dim=1 eps=1e-08")
+@_operation("cosine_similarity(x, other, dim=1, eps=1e-08)")
 def _cosine(t: ScriptTranslator, a: Any) -> TensorValue:
     # Each length is bounded below on its own.
     units = []
@@ -1322,7 +1313,7 @@ def _cosine(t: ScriptTranslator, a: Any) -> TensorValue:
     return _reduced(t, "ReduceSum", _elementwise(t, "Mul", *units), a.dim, keepdim=False)
 
 
-@_operation("cumsum", "x dim dtype=None")
+@_operation("cumsum(x, dim, dtype=None)")
 def _cumsum(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     whole = x.dtype is not None and _category(x.dtype) < 2
@@ -1330,7 +1321,7 @@ def _cumsum(t: ScriptTranslator, a: Any) -> TensorValue:
     return _applied(t, "CumSum", x, t.build.number(a.dim, "int64"))
 
 
-@_operation("cumprod", "x dim dtype=None")
+@_operation("cumprod(x, dim, dtype=None)")
 def _cumprod(t: ScriptTranslator, a: Any) -> TensorValue:
     require(a.dtype is None, "a product in another type")
     return _applied(t, "CumProd", _floating(t, a.x), t.build.number(a.dim, "int64"))
@@ -1345,24 +1336,24 @@ def _soft(op: str) -> _Handler:
     return handler
 
 
-_operation("softmax _softmax", "x dim dtype=None")(_soft("Softmax"))
-_operation("log_softmax _log_softmax", "x dim dtype=None")(_soft("LogSoftmax"))
+_operation("softmax _softmax(x, dim, dtype=None)")(_soft("Softmax"))
+_operation("log_softmax _log_softmax(x, dim, dtype=None)")(_soft("LogSoftmax"))
 
 
-@_operation("topk", "x k dim=-1 largest=True sorted=True")
+@_operation("topk(x, k, dim=-1, largest=True, sorted=True)")
 def _topk(t: ScriptTranslator, a: Any) -> list[TensorValue]:
     x = t.tensor(a.x)
     names = t.build.add("TopK", (x.name, t.sizes([a.k])), 2, axis=a.dim, largest=int(a.largest))
     return [t.new(names[0], x.dtype, x.rank), t.new(names[1], "int64", x.rank)]
 
 
-@_operation("var_mean", "x dim=None unbiased=None keepdim=False correction=None")
+@_operation("var_mean(x, dim=None, unbiased=None, keepdim=False, correction=None)")
 def _var_mean(t: ScriptTranslator, a: Any) -> list[TensorValue]:
     dim = None if isinstance(a.dim, bool) else a.dim
     return [_variance(t, a), _reduced(t, "ReduceMean", t.tensor(a.x), dim, a.keepdim)]
 
 
-@_operation("sort", "x dim=-1 descending=False")
+@_operation("sort(x, dim=-1, descending=False)")
 def _sort(t: ScriptTranslator, a: Any) -> list[TensorValue]:
     x = t.tensor(a.x)
     extent = _extent_name(t, x, a.dim)
@@ -1378,7 +1369,7 @@ def _channel_values(t: ScriptTranslator, value: Any, x: TensorValue, fill: float
     return t.build.one("ConstantOfShape", extent, value=_filled(fill, x.dtype or "float32"))
 
 
-@_operation("batch_norm", "x weight bias mean variance training momentum eps cudnn=True")
+@_operation("batch_norm(x, weight, bias, mean, variance, training, momentum, eps, cudnn=True)")
 def _batch_norm(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     stored = a.mean is not None and a.variance is not None
@@ -1390,7 +1381,7 @@ def _batch_norm(t: ScriptTranslator, a: Any) -> TensorValue:
     return _applied(t, "BatchNormalization", x, *inputs, epsilon=float(a.eps), **more)
 
 
-@_operation("instance_norm", "x weight bias mean variance use_input_stats momentum eps cudnn=True")
+@_operation("instance_norm(x, weight, bias, mean, variance, use_input_stats, momentum, eps, cudnn=True)")
 def _instance_norm(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     inputs = [_channel_values(t, a.weight, x, 1), _channel_values(t, a.bias, x, 0)]
@@ -1401,7 +1392,7 @@ def _instance_norm(t: ScriptTranslator, a: Any) -> TensorValue:
     return _applied(t, "BatchNormalization", x, *inputs, epsilon=float(a.eps))
 
 
-@_operation("layer_norm native_layer_norm", "x shape weight=None bias=None eps=1e-05 cudnn=True")
+@_operation("layer_norm native_layer_norm(x, shape, weight=None, bias=None, eps=1e-05, cudnn=True)")
 def _layer_norm(t: ScriptTranslator, a: Any) -> TensorValue:
     x, shape = t.tensor(a.x), _ints(a.shape)
     inputs = [_scale(t, x, shape, a.weight), *([] if a.bias is None else [t.tensor(a.bias).name])]
@@ -1418,7 +1409,7 @@ def _scale(t: ScriptTranslator, x: TensorValue, shape: Sequence[int], weight: An
     return t.build.number(np.ones(shape), x.dtype or "float32")
 
 
-@_operation("rms_norm", "x shape weight=None eps=None")
+@_operation("rms_norm(x, shape, weight=None, eps=None)")
 def _rms_norm(t: ScriptTranslator, a: Any) -> TensorValue:
     x, shape = t.tensor(a.x), _ints(a.shape)
     # The smallest number that changes 1, of the input's type.
@@ -1429,7 +1420,7 @@ def _rms_norm(t: ScriptTranslator, a: Any) -> TensorValue:
     return _applied(t, "RMSNormalization", x, scale, axis=-len(shape), epsilon=epsilon)
 
 
-@_operation("group_norm", "x groups weight=None bias=None eps=1e-05 cudnn=True")
+@_operation("group_norm(x, groups, weight=None, bias=None, eps=1e-05, cudnn=True)")
 def _group_norm(t: ScriptTranslator, a: Any) -> TensorValue:
     x = t.tensor(a.x)
     inputs = [_channel_values(t, a.weight, x, 1), _channel_values(t, a.bias, x, 0)]
@@ -1521,13 +1512,13 @@ def _define_pools() -> None:
                 largest = _pooled_parts(t, x, extents or [], "MaxPool")
             return [largest, UnknownValue("positions of an adaptive maximum")]
 
-        _operation(f"max_pool{axes}d", "x kernel stride=[] padding=0 dilation=1 ceil_mode=False")(largest)
+        _operation(f"max_pool{axes}d(x, kernel, stride=[], padding=0, dilation=1, ceil_mode=False)")(largest)
         _operation(
-            f"avg_pool{axes}d",
-            "x kernel stride=[] padding=0 ceil_mode=False count_include_pad=True divisor_override=None",
+            f"avg_pool{axes}d(x, kernel, stride=[], padding=0, ceil_mode=False, count_include_pad=True, "
+            "divisor_override=None)",
         )(average)
-        _operation(f"adaptive_avg_pool{axes}d", "x size")(whole)
-        _operation(f"adaptive_max_pool{axes}d", "x size")(whole_max)
+        _operation(f"adaptive_avg_pool{axes}d(x, size)")(whole)
+        _operation(f"adaptive_max_pool{axes}d(x, size)")(whole_max)
 
 
 _define_pools()
@@ -1627,7 +1618,7 @@ def _define_resizes() -> None:
         ("upsample_trilinear3d", 3, "linear"),
         ("upsample_bicubic2d", 2, "cubic"),
     ):
-        aligned = "" if mode in ("nearest", "exact") else "align_corners "
+        aligned = "" if mode in ("nearest", "exact") else "align_corners, "
 
         def resize(t: ScriptTranslator, a: Any, axes: int = axes, mode: str = mode) -> TensorValue:
             x = t.tensor(a.x)
@@ -1649,7 +1640,7 @@ def _define_resizes() -> None:
                 inputs = ["", t.build.number([float(factor) for factor in factors], "float32"), ""]
             return _applied(t, "Resize", x, *inputs, **settings)
 
-        _operation(name, f"x size {aligned}scales=None second=None third=None")(resize)
+        _operation(f"{name}(x, size, {aligned}scales=None, second=None, third=None)")(resize)
 
 
 _define_resizes()
@@ -1739,7 +1730,7 @@ def _projected(t: ScriptTranslator, a: Any, states: list[Any], directions: int) 
     return [x, *(compute(t, "stack", last) for last in lasts)]
 
 
-_RECURRENT = "x states weights has_biases layers dropout train bidirectional batch_first"
+_RECURRENT = "x, states, weights, has_biases, layers, dropout, train, bidirectional, batch_first"
 
 
 def _sums(t: ScriptTranslator, a: Any, h: Any) -> tuple[TensorValue, TensorValue]:
@@ -1752,10 +1743,10 @@ def _gates(t: ScriptTranslator, x: TensorValue, count: int) -> list[TensorValue]
     return [t.new(name, x.dtype, x.rank) for name in names]
 
 
-_CELL = "x h w_ih w_hh b_ih=None b_hh=None"
+_CELL = "x, h, w_ih, w_hh, b_ih=None, b_hh=None"
 
 
-@_operation("lstm_cell", _CELL)
+@_operation(f"lstm_cell({_CELL})")
 def _lstm_cell(t: ScriptTranslator, a: Any) -> list[TensorValue]:
     h, c = a.h
     i, f, g, o = _gates(t, _elementwise(t, "Add", *_sums(t, a, h)), 4)
@@ -1765,7 +1756,7 @@ def _lstm_cell(t: ScriptTranslator, a: Any) -> list[TensorValue]:
     return [_elementwise(t, "Mul", _elementwise(t, "Sigmoid", o), _elementwise(t, "Tanh", cell)), cell]
 
 
-@_operation("gru_cell", _CELL)
+@_operation(f"gru_cell({_CELL})")
 def _gru_cell(t: ScriptTranslator, a: Any) -> TensorValue:
     one, two = (_gates(t, gates, 3) for gates in _sums(t, a, a.h))
     r, z = (_elementwise(t, "Sigmoid", _elementwise(t, "Add", one[n], two[n])) for n in (0, 1))
@@ -1783,189 +1774,133 @@ def _is_same(t: ScriptTranslator, one: Any, two: Any) -> bool:
     return t.tensor(one) is t.tensor(two) if both else one is two
 
 
-# Operations that are one expression: names, arguments, result.
-_EXPRESSIONS: list[tuple[str, str, _Handler]] = [
-    (
-        "threshold",
-        "x threshold value",
-        lambda t, a: _where(t, _elementwise(t, "Greater", a.x, a.threshold), a.x, a.value),
+# Operations that are one expression, by their schema.
+_EXPRESSIONS: dict[str, _Handler] = {
+    "threshold(x, threshold, value)": lambda t, a: _where(
+        t, _elementwise(t, "Greater", a.x, a.threshold), a.x, a.value
     ),
-    (
-        "pixel_shuffle",
-        "x factor",
-        lambda t, a: _applied(t, "DepthToSpace", a.x, blocksize=a.factor, mode="CRD"),
+    "pixel_shuffle(x, factor)": lambda t, a: _applied(t, "DepthToSpace", a.x, blocksize=a.factor, mode="CRD"),
+    "pixel_unshuffle(x, factor)": lambda t, a: _applied(
+        t, "SpaceToDepth", a.x, blocksize=a.factor, mode="CRD"
     ),
-    (
-        "pixel_unshuffle",
-        "x factor",
-        lambda t, a: _applied(t, "SpaceToDepth", a.x, blocksize=a.factor, mode="CRD"),
+    "tril(x, diagonal=0)": lambda t, a: _applied(t, "Trilu", a.x, t.number(a.diagonal, "int64"), upper=0),
+    "triu(x, diagonal=0)": lambda t, a: _applied(t, "Trilu", a.x, t.number(a.diagonal, "int64"), upper=1),
+    "index_select(x, dim, index)": lambda t, a: _applied(
+        t, "Gather", a.x, _integer(t, a.index).name, axis=a.dim
     ),
-    ("tril", "x diagonal=0", lambda t, a: _applied(t, "Trilu", a.x, t.number(a.diagonal, "int64"), upper=0)),
-    ("triu", "x diagonal=0", lambda t, a: _applied(t, "Trilu", a.x, t.number(a.diagonal, "int64"), upper=1)),
-    (
-        "index_select",
-        "x dim index",
-        lambda t, a: _applied(t, "Gather", a.x, _integer(t, a.index).name, axis=a.dim),
+    "gather(x, dim, index, sparse_grad=False)": lambda t, a: _applied(
+        t, "GatherElements", a.x, _integer(t, a.index).name, axis=a.dim
     ),
-    (
-        "gather",
-        "x dim index sparse_grad=False",
-        lambda t, a: _applied(t, "GatherElements", a.x, _integer(t, a.index).name, axis=a.dim),
+    f"new_zeros(x, size, {_NEW})": lambda t, a: _of_type(t, a, 0),
+    f"new_ones(x, size, {_NEW})": lambda t, a: _of_type(t, a, 1),
+    f"new_full(x, size, value, {_NEW})": lambda t, a: _of_type(t, a, a.value),
+    "linear(x, weight, bias=None)": lambda t, a: _dense(t, a.x, a.weight, a.bias),
+    f"lstm({_RECURRENT})": lambda t, a: _recurrent(t, "LSTM", a, a.states),
+    f"gru({_RECURRENT})": lambda t, a: _recurrent(t, "GRU", a, [a.states]),
+    f"rnn_tanh({_RECURRENT})": lambda t, a: _recurrent(t, "RNN", a, [a.states], "Tanh"),
+    f"rnn_relu({_RECURRENT})": lambda t, a: _recurrent(t, "RNN", a, [a.states], "Relu"),
+    "view_as reshape_as(x, other)": lambda t, a: _shaped_as(t, "Reshape", a, allowzero=1),
+    "expand_as(x, other)": lambda t, a: _shaped_as(t, "Expand", a),
+    "celu(x, alpha=1.0)": lambda t, a: _elementwise(t, "Celu", a.x, alpha=float(a.alpha)),
+    "gelu(x, approximate='none')": lambda t, a: _elementwise(t, "Gelu", a.x, approximate=a.approximate),
+    "relu6(x)": lambda t, a: _clamped(t, a.x, 0, 6),
+    "hardtanh(x, low=-1.0, high=1.0)": lambda t, a: _clamped(t, a.x, a.low, a.high),
+    "hardshrink(x, lambd=0.5)": lambda t, a: _elementwise(t, "Shrink", a.x, lambd=float(a.lambd), bias=0.0),
+    "softshrink(x, lambd=0.5)": lambda t, a: _elementwise(
+        t, "Shrink", a.x, lambd=float(a.lambd), bias=float(a.lambd)
     ),
-    ("new_zeros", f"x size {_NEW}", lambda t, a: _of_type(t, a, 0)),
-    ("new_ones", f"x size {_NEW}", lambda t, a: _of_type(t, a, 1)),
-    ("new_full", f"x size value {_NEW}", lambda t, a: _of_type(t, a, a.value)),
-    ("linear", "x weight bias=None", lambda t, a: _dense(t, a.x, a.weight, a.bias)),
-    ("lstm", _RECURRENT, lambda t, a: _recurrent(t, "LSTM", a, a.states)),
-    ("gru", _RECURRENT, lambda t, a: _recurrent(t, "GRU", a, [a.states])),
-    ("rnn_tanh", _RECURRENT, lambda t, a: _recurrent(t, "RNN", a, [a.states], "Tanh")),
-    ("rnn_relu", _RECURRENT, lambda t, a: _recurrent(t, "RNN", a, [a.states], "Relu")),
-    ("view_as reshape_as", "x other", lambda t, a: _shaped_as(t, "Reshape", a, allowzero=1)),
-    ("expand_as", "x other", lambda t, a: _shaped_as(t, "Expand", a)),
-    ("celu", "x alpha=1.0", lambda t, a: _elementwise(t, "Celu", a.x, alpha=float(a.alpha))),
-    ("gelu", "x approximate='none'", lambda t, a: _elementwise(t, "Gelu", a.x, approximate=a.approximate)),
-    ("relu6", "x", lambda t, a: _clamped(t, a.x, 0, 6)),
-    ("hardtanh", "x low=-1.0 high=1.0", lambda t, a: _clamped(t, a.x, a.low, a.high)),
-    (
-        "hardshrink",
-        "x lambd=0.5",
-        lambda t, a: _elementwise(t, "Shrink", a.x, lambd=float(a.lambd), bias=0.0),
+    "square(x)": lambda t, a: _elementwise(t, "Mul", a.x, a.x),
+    "detach alias requires_grad_ lift_fresh detach_ positive resolve_conj(x, format=None)": lambda t, a: (
+        t.tensor(a.x)
     ),
-    (
-        "softshrink",
-        "x lambd=0.5",
-        lambda t, a: _elementwise(t, "Shrink", a.x, lambd=float(a.lambd), bias=float(a.lambd)),
+    "add(x, other, alpha=1)": lambda t, a: _elementwise(t, "Add", a.x, _scaled(t, a.other, a.alpha)),
+    "sub subtract(x, other, alpha=1)": lambda t, a: _elementwise(t, "Sub", a.x, _scaled(t, a.other, a.alpha)),
+    "rsub(x, other, alpha=1)": lambda t, a: _elementwise(t, "Sub", a.other, _scaled(t, a.x, a.alpha)),
+    "floor_divide floordiv(x, other)": lambda t, a: compute(t, "div", a.x, a.other, "floor"),
+    "fmod(x, other)": lambda t, a: _elementwise(t, "Mod", a.x, a.other, fmod=1),
+    "addcmul(x, one, two, value=1)": lambda t, a: _elementwise(
+        t, "Add", a.x, _scaled(t, _elementwise(t, "Mul", a.one, a.two), a.value)
     ),
-    ("square", "x", lambda t, a: _elementwise(t, "Mul", a.x, a.x)),
-    ("round", "x", lambda t, a: _elementwise(t, "Round", _floating(t, a.x))),
-    ("isnan", "x", lambda t, a: _elementwise(t, "IsNaN", a.x)),
-    ("isinf", "x", lambda t, a: _elementwise(t, "IsInf", a.x)),
-    (
-        "detach alias requires_grad_ lift_fresh detach_ positive resolve_conj",
-        "x format=None",
-        lambda t, a: t.tensor(a.x),
+    "addcdiv(x, one, two, value=1)": lambda t, a: _elementwise(
+        t, "Add", a.x, _scaled(t, _elementwise(t, "Div", a.one, a.two), a.value)
     ),
-    ("add", "x other alpha=1", lambda t, a: _elementwise(t, "Add", a.x, _scaled(t, a.other, a.alpha))),
-    (
-        "sub subtract",
-        "x other alpha=1",
-        lambda t, a: _elementwise(t, "Sub", a.x, _scaled(t, a.other, a.alpha)),
-    ),
-    ("rsub", "x other alpha=1", lambda t, a: _elementwise(t, "Sub", a.other, _scaled(t, a.x, a.alpha))),
-    (
-        "floor_divide floordiv",
-        "x other",
-        lambda t, a: compute(t, "div", a.x, a.other, "floor"),
-    ),
-    ("fmod", "x other", lambda t, a: _elementwise(t, "Mod", a.x, a.other, fmod=1)),
-    ("pow", "x exponent", lambda t, a: _elementwise(t, "Pow", a.x, a.exponent)),
-    ("maximum", "x other", lambda t, a: _elementwise(t, "Max", a.x, a.other)),
-    ("minimum", "x other", lambda t, a: _elementwise(t, "Min", a.x, a.other)),
-    (
-        "addcmul",
-        "x one two value=1",
-        lambda t, a: _elementwise(t, "Add", a.x, _scaled(t, _elementwise(t, "Mul", a.one, a.two), a.value)),
-    ),
-    (
-        "addcdiv",
-        "x one two value=1",
-        lambda t, a: _elementwise(t, "Add", a.x, _scaled(t, _elementwise(t, "Div", a.one, a.two), a.value)),
-    ),
-    ("clamp clip", "x min=None max=None", lambda t, a: _clamped(t, a.x, a.min, a.max)),
-    ("clamp_min", "x min", lambda t, a: _clamped(t, a.x, a.min, None)),
-    ("clamp_max", "x max", lambda t, a: _clamped(t, a.x, None, a.max)),
-    ("ne not_equal", "x other", lambda t, a: _elementwise(t, "Not", _elementwise(t, "Equal", a.x, a.other))),
-    ("logical_not", "x", lambda t, a: _elementwise(t, "Not", a.x, dtype="bool")),
-    ("logical_and", "x other", lambda t, a: _elementwise(t, "And", a.x, a.other, dtype="bool")),
-    ("logical_or", "x other", lambda t, a: _elementwise(t, "Or", a.x, a.other, dtype="bool")),
-    ("logical_xor", "x other", lambda t, a: _elementwise(t, "Xor", a.x, a.other, dtype="bool")),
-    ("bitwise_not", "x", lambda t, a: _bitwise(t, "Not", t.tensor(a.x))),
-    ("bitwise_and __and__", "x other", lambda t, a: _bitwise(t, "And", a.x, a.other)),
-    ("bitwise_or __or__", "x other", lambda t, a: _bitwise(t, "Or", a.x, a.other)),
-    ("where", "condition x other", lambda t, a: _where(t, a.condition, a.x, a.other)),
-    ("len", "x", lambda t, a: t.extent(t.tensor(a.x), 0) if isinstance(a.x, _TENSORS) else len(a.x)),
-    ("numel", "x", lambda t, a: NumberValue(t.build.one("Size", t.tensor(a.x).name), "int64")),
-    ("layout", "x", lambda _t, _a: None),
-    (
-        "is_cuda is_quantized is_sparse is_complex is_nested is_mkldnn requires_grad is_grad_enabled",
-        "x=None",
+    "clamp clip(x, min=None, max=None)": lambda t, a: _clamped(t, a.x, a.min, a.max),
+    "clamp_min(x, min)": lambda t, a: _clamped(t, a.x, a.min, None),
+    "clamp_max(x, max)": lambda t, a: _clamped(t, a.x, None, a.max),
+    "ne not_equal(x, other)": lambda t, a: _elementwise(t, "Not", _elementwise(t, "Equal", a.x, a.other)),
+    "logical_not(x)": lambda t, a: _elementwise(t, "Not", a.x, dtype="bool"),
+    "logical_and(x, other)": lambda t, a: _elementwise(t, "And", a.x, a.other, dtype="bool"),
+    "logical_or(x, other)": lambda t, a: _elementwise(t, "Or", a.x, a.other, dtype="bool"),
+    "logical_xor(x, other)": lambda t, a: _elementwise(t, "Xor", a.x, a.other, dtype="bool"),
+    "bitwise_not(x)": lambda t, a: _bitwise(t, "Not", t.tensor(a.x)),
+    "bitwise_and __and__(x, other)": lambda t, a: _bitwise(t, "And", a.x, a.other),
+    "bitwise_or __or__(x, other)": lambda t, a: _bitwise(t, "Or", a.x, a.other),
+    "where(condition, x, other)": lambda t, a: _where(t, a.condition, a.x, a.other),
+    "len(x)": lambda t, a: t.extent(t.tensor(a.x), 0) if isinstance(a.x, _TENSORS) else len(a.x),
+    "numel(x)": lambda t, a: NumberValue(t.build.one("Size", t.tensor(a.x).name), "int64"),
+    "layout(x)": lambda _t, _a: None,
+    **dict.fromkeys(
+        (
+            "is_cuda is_quantized is_sparse is_complex(x=None)",
+            "is_nested is_mkldnn requires_grad is_grad_enabled(x=None)",
+        ),
         lambda _t, _a: False,
     ),
-    ("__is__", "one two", lambda t, a: _is_same(t, a.one, a.two)),
-    ("__isnot__", "one two", lambda t, a: not _is_same(t, a.one, a.two)),
-    ("__getitem__", "values at", lambda t, a: t.item(a.values, a.at)),
-    (
-        "transpose swapaxes swapdims",
-        "x one two",
-        lambda t, a: _exchanged(t, t.tensor(a.x), *_ints([a.one, a.two])),
+    "__is__(one, two)": lambda t, a: _is_same(t, a.one, a.two),
+    "__isnot__(one, two)": lambda t, a: not _is_same(t, a.one, a.two),
+    "__getitem__(values, at)": lambda t, a: t.item(a.values, a.at),
+    "transpose swapaxes swapdims(x, one, two)": lambda t, a: _exchanged(
+        t, t.tensor(a.x), *_ints([a.one, a.two])
     ),
-    ("mT", "x", lambda t, a: _exchanged(t, t.tensor(a.x), -1, -2)),
-    (
-        "split_with_sizes unsafe_split_with_sizes",
-        "x sizes dim=0",
-        lambda t, a: _parts(t, t.tensor(a.x), _ints(a.sizes), a.dim),
+    "mT(x)": lambda t, a: _exchanged(t, t.tensor(a.x), -1, -2),
+    "split_with_sizes unsafe_split_with_sizes(x, sizes, dim=0)": lambda t, a: _parts(
+        t, t.tensor(a.x), _ints(a.sizes), a.dim
     ),
-    ("broadcast_to", "x size", lambda t, a: _expand(t, a)),
-    ("constant_pad_nd", "x pad value=0", lambda t, a: _padded(t, t.tensor(a.x), a.pad, "constant", a.value)),
-    (
-        "reflection_pad1d reflection_pad2d reflection_pad3d",
-        "x pad",
-        lambda t, a: _padded(t, t.tensor(a.x), a.pad, "reflect"),
+    "broadcast_to(x, size)": lambda t, a: _expand(t, a),
+    "constant_pad_nd(x, pad, value=0)": lambda t, a: _padded(t, t.tensor(a.x), a.pad, "constant", a.value),
+    "reflection_pad1d reflection_pad2d reflection_pad3d(x, pad)": lambda t, a: _padded(
+        t, t.tensor(a.x), a.pad, "reflect"
     ),
-    (
-        "replication_pad1d replication_pad2d replication_pad3d",
-        "x pad",
-        lambda t, a: _padded(t, t.tensor(a.x), a.pad, "edge"),
+    "replication_pad1d replication_pad2d replication_pad3d(x, pad)": lambda t, a: _padded(
+        t, t.tensor(a.x), a.pad, "edge"
     ),
-    (
-        "zeros",
-        f"size {_NEW}",
-        lambda t, a: _new_tensor(t, t.sizes(a.size), 0, _requested_type(a, "float32"), _length_of(a.size)),
+    f"zeros(size, {_NEW})": lambda t, a: _new_tensor(
+        t, t.sizes(a.size), 0, _requested_type(a, "float32"), _length_of(a.size)
     ),
-    (
-        "ones",
-        f"size {_NEW}",
-        lambda t, a: _new_tensor(t, t.sizes(a.size), 1, _requested_type(a, "float32"), _length_of(a.size)),
+    f"ones(size, {_NEW})": lambda t, a: _new_tensor(
+        t, t.sizes(a.size), 1, _requested_type(a, "float32"), _length_of(a.size)
     ),
-    ("zeros_like", f"x {_NEW}", lambda t, a: _like(t, a, 0)),
-    ("ones_like", f"x {_NEW}", lambda t, a: _like(t, a, 1)),
-    ("full_like", f"x value {_NEW}", lambda t, a: _like(t, a, a.value)),
-    ("zero", "x", lambda t, a: _like(t, SimpleNamespace(x=a.x, dtype=None), 0)),
-    ("fill", "x value", lambda t, a: _like(t, SimpleNamespace(x=a.x, dtype=None), a.value)),
-    ("type_as", "x other", lambda t, a: _cast(t, t.tensor(a.x), t.tensor(a.other).dtype)),
-    (
-        "_autocast_to_full_precision _autocast_to_reduced_precision",
-        "x one=None two=None three=None four=None",
-        lambda t, a: t.tensor(a.x),
+    f"zeros_like(x, {_NEW})": lambda t, a: _like(t, a, 0),
+    f"ones_like(x, {_NEW})": lambda t, a: _like(t, a, 1),
+    f"full_like(x, value, {_NEW})": lambda t, a: _like(t, a, a.value),
+    "zero(x)": lambda t, a: _like(t, SimpleNamespace(x=a.x, dtype=None), 0),
+    "fill(x, value)": lambda t, a: _like(t, SimpleNamespace(x=a.x, dtype=None), a.value),
+    "type_as(x, other)": lambda t, a: _cast(t, t.tensor(a.x), t.tensor(a.other).dtype),
+    "_autocast_to_full_precision _autocast_to_reduced_precision(x, one=None, two=None, three=None, "
+    "four=None)": lambda t, a: t.tensor(a.x),
+    "all(x, dim=None, keepdim=False)": lambda t, a: _reduced_truth(t, "ReduceMin", a),
+    "any(x, dim=None, keepdim=False)": lambda t, a: _reduced_truth(t, "ReduceMax", a),
+    "var(x, dim=None, unbiased=None, keepdim=False, correction=None)": lambda t, a: _variance(t, a),
+    "std(x, dim=None, unbiased=None, keepdim=False, correction=None)": lambda t, a: _elementwise(
+        t, "Sqrt", _variance(t, a)
     ),
-    ("all", "x dim=None keepdim=False", lambda t, a: _reduced_truth(t, "ReduceMin", a)),
-    ("any", "x dim=None keepdim=False", lambda t, a: _reduced_truth(t, "ReduceMax", a)),
-    ("var", "x dim=None unbiased=None keepdim=False correction=None", lambda t, a: _variance(t, a)),
-    (
-        "std",
-        "x dim=None unbiased=None keepdim=False correction=None",
-        lambda t, a: _elementwise(t, "Sqrt", _variance(t, a)),
+    "argsort(x, dim=-1, descending=False)": lambda t, a: _sort(t, a)[1],
+    "conv1d conv2d conv3d(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1)": lambda t, a: (
+        _convolution(t, a)
     ),
-    ("argsort", "x dim=-1 descending=False", lambda t, a: _sort(t, a)[1]),
-    (
-        "conv1d conv2d conv3d",
-        "x weight bias=None stride=1 padding=0 dilation=1 groups=1",
-        lambda t, a: _convolution(t, a),
+    "_convolution_mode(x, weight, bias, stride, padding, dilation, groups)": lambda t, a: _convolution(t, a),
+    "conv_transpose1d conv_transpose2d conv_transpose3d(x, weight, bias=None, stride=1, padding=0, "
+    "output_padding=0, groups=1, dilation=1)": lambda t, a: _convolution(t, a, transposed=True),
+    "_convolution convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, "
+    "groups, benchmark=None, deterministic=None, cudnn=None, tf32=None)": lambda t, a: _convolution(
+        t, a, transposed=a.transposed
     ),
-    ("_convolution_mode", "x weight bias stride padding dilation groups", lambda t, a: _convolution(t, a)),
-    (
-        "conv_transpose1d conv_transpose2d conv_transpose3d",
-        "x weight bias=None stride=1 padding=0 output_padding=0 groups=1 dilation=1",
-        lambda t, a: _convolution(t, a, transposed=True),
+    f"rnn_tanh_cell({_CELL})": lambda t, a: _elementwise(
+        t, "Tanh", _elementwise(t, "Add", *_sums(t, a, a.h))
     ),
-    (
-        "_convolution convolution",
-        "x weight bias stride padding dilation transposed output_padding groups "
-        "benchmark=None deterministic=None cudnn=None tf32=None",
-        lambda t, a: _convolution(t, a, transposed=a.transposed),
+    f"rnn_relu_cell({_CELL})": lambda t, a: _elementwise(
+        t, "Relu", _elementwise(t, "Add", *_sums(t, a, a.h))
     ),
-    ("rnn_tanh_cell", _CELL, lambda t, a: _elementwise(t, "Tanh", _elementwise(t, "Add", *_sums(t, a, a.h)))),
-    ("rnn_relu_cell", _CELL, lambda t, a: _elementwise(t, "Relu", _elementwise(t, "Add", *_sums(t, a, a.h)))),
-]
-for _names, _arguments, _handler in _EXPRESSIONS:
-    _operation(_names, _arguments)(_handler)
+}
+for _schema, _handler in _EXPRESSIONS.items():
+    _operation(_schema)(_handler)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.graphs.graph import OpaqueError
+from ckpttool.graphs.operators import spelled_operators
 from ckpttool.graphs.torchscript_values import NumberValue, PartsValue, ShapeRange, SizesValue
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ _LONGEST = 1 << 20
 SILENT = frozenset(("format", "str", "warn", "print", "device"))
 # Operations that do not look at the values of their arguments.
 CONTAINERS = frozenset(("__getitem__", "list", "append", "len")) | SILENT
-COMPARISONS = {"lt": "Less", "gt": "Greater", "le": "LessOrEqual", "ge": "GreaterOrEqual", "eq": "Equal"}
 
 _PLAIN: dict[str, Callable[..., Any]] = {
     "add": operator.add,
@@ -75,8 +75,8 @@ _TYPES = {
     "Bool": "bool",
 }
 _LOGIC = {"__and__": "And", "__or__": "Or", "__not__": "Not"}
-_ARITHMETIC = {"add": "Add", "sub": "Sub", "mul": "Mul", "min": "Min", "max": "Max", "neg": "Neg"}
-_FUNCTIONS = {"sqrt": "Sqrt", "log": "Log", "div": "Div", "pow": "Pow"}
+# Functions with the same result for whole numbers; others have fractions.
+_ARITHMETIC = frozenset(("Add", "Sub", "Mul", "Min", "Max", "Neg", "Abs"))
 
 
 def has_kind(values: Sequence[Any], kinds: tuple[type, ...]) -> bool:
@@ -198,10 +198,9 @@ def _compute(t: ScriptTranslator, name: str, numbers: Sequence[NumberValue]) -> 
     whole = all(number.dtype in ("int64", "bool") for number in numbers)
     dtype = "int64" if whole else "float64"
     names = [t.number(number, dtype) for number in numbers]
-    if name in _ARITHMETIC:
-        return NumberValue(t.build.one(_ARITHMETIC[name], *names), dtype)
-    if name in COMPARISONS:
-        return NumberValue(t.build.one(COMPARISONS[name], *names), "bool")
+    row = spelled_operators("torch").get(name)
+    if row is not None and (row.result or row.name in _ARITHMETIC):
+        return NumberValue(t.build.one(row.name, *names), row.result or dtype)
     if name == "ne":
         return NumberValue(t.build.one("Not", t.build.one("Equal", *names)), "bool")
     if name in ("floordiv", "remainder") and whole:
@@ -210,9 +209,9 @@ def _compute(t: ScriptTranslator, name: str, numbers: Sequence[NumberValue]) -> 
             return NumberValue(rest, dtype)
         return NumberValue(t.build.one("Div", t.build.one("Sub", names[0], rest), names[1]), dtype)
     wide = [t.number(number, "float64") for number in numbers]
-    if name in _FUNCTIONS and (name != "pow" or not whole):
-        return NumberValue(t.build.one(_FUNCTIONS[name], *wide), "float64")
-    if name in ("floor", "ceil"):
-        rounded = t.build.one(name.capitalize(), *wide)
+    if row is not None and name in ("floor", "ceil"):
+        rounded = t.build.one(row.name, *wide)
         return NumberValue(t.build.one("Cast", rounded, to="int64"), "int64")
+    if row is not None and (name != "pow" or not whole):
+        return NumberValue(t.build.one(row.name, *wide), "float64")
     raise OpaqueError(name)

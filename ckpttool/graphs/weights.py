@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckpttool.core.activations import CallPlace
+from ckpttool.core.kinds import NORM_OPERATORS
 from ckpttool.core.tree import Path
 from ckpttool.graphs.graph import Graph, OperatorNode, Value
 from ckpttool.mapping.rules import KEEP, Permute
@@ -74,14 +75,10 @@ def _looks_up(graph: Graph, node: OperatorNode, weights: Mapping[str, frozenset[
 
 # What of a node's attributes distinguishes layers of one kind and shape, by the operator.
 _WINDOW = {"dilations": "dilation", "strides": "strides"}
-_EPSILON = {"epsilon": "epsilon"}
 _SETTINGS: Mapping[str, Mapping[str, str]] = {
     "Conv": _WINDOW,
     "ConvTranspose": _WINDOW,
-    "BatchNormalization": _EPSILON,
-    "GroupNormalization": _EPSILON,
-    "LayerNormalization": _EPSILON,
-    "RMSNormalization": _EPSILON,
+    **{op: {"epsilon": "epsilon"} for op in NORM_OPERATORS},
 }
 
 

@@ -28,10 +28,11 @@ from ckpttool.core.activations import (
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.kinds import NORM_OPERATORS
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf
 from ckpttool.graphs.graph import Graph, OperatorNode, read_graph
-from ckpttool.graphs.operators import compute_node, find_operator, is_known, list_operators
+from ckpttool.graphs.operators import compute_node, find_operator, is_known, operator_kind
 from ckpttool.graphs.shapes import ShapeTracer
 from ckpttool.graphs.weights import find_roles, number_calls
 from ckpttool.libraries.recognize import KERAS_FORMATS, SAVER_FORMATS
@@ -307,11 +308,12 @@ def annotate_orders(tree: Tree, orders: Mapping[int, WeightUse], *, unknown: boo
     return Tree(leaves, tree.aliases, tree.containers)
 
 
-_NORMS = frozenset(("BatchNormalization", "LayerNormalization", "RMSNormalization"))
 # Operators that keep the order of an image: a function of all entries, of a channel, or of a group of them.
 _SAME_ORDER = frozenset(
     ("Softmax", "LogSoftmax", "InstanceNormalization", "GroupNormalization", "LpNormalization", "Dropout")
 )
+# Norms with a number for each feature that a layer makes.
+_NORMS = NORM_OPERATORS - _SAME_ORDER
 # Operators that may reorder an image's axes.
 _REORDERS = frozenset(("Transpose", "Einsum", "DepthToSpace", "SpaceToDepth", "ScatterND"))
 _RESHAPES = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
@@ -538,7 +540,7 @@ class _RecordedOrderReader:
         weights = [input_ for input_ in inputs if isinstance(input_, _TracedWeight)]
         first = weights[0] if weights else _TracedWeight((), shape)
         plain = _TracedWeight((), shape)
-        if _kind(node) == "elementwise":
+        if operator_kind(node.op) == "elementwise":
             whole = [weight for weight in weights if weight.shape == shape and weight.paths]
             if all(_count_long(weight.shape) <= 1 for weight in weights):
                 return _TracedWeight(
@@ -563,7 +565,7 @@ class _RecordedOrderReader:
     def _outputs(
         self, node: OperatorNode, inputs: _Inputs, inferred: Sequence[Shape | None]
     ) -> Sequence[_TracedValue]:
-        kind, rule = _kind(node), _ORDERS.get(node.op)
+        kind, rule = operator_kind(node.op), _ORDERS.get(node.op)
         untraced = [input_ for input_ in inputs if isinstance(input_, _UntracedActivation)]
         if untraced and node.op not in ("MatMul", "Gemm", *_RECURRENT):
             features = {value.features for value in untraced}
@@ -724,11 +726,6 @@ def _transposed(x: _Activation, perm: Sequence[int]) -> _Activation:
     others = [axis for axis in perm if axis != x.channel]
     channel = perm.index(x.channel) if x.channel is not None and others == sorted(others) else None
     return _Activation(tuple(x.shape[axis] for axis in perm), lambda: x.entries.transpose(perm), channel)
-
-
-def _kind(node: OperatorNode) -> str | None:
-    row = list_operators().get(node.op)
-    return None if row is None else row.kind
 
 
 def _count_long(shape: Shape) -> int:

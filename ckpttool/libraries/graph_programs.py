@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.core import deferred
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.kinds import NORM_OPERATORS
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf, Path
 from ckpttool.graphs.builder import needed_nodes
 from ckpttool.graphs.graph import Graph, OperatorNode, Value
+from ckpttool.graphs.operators import operator_kind
 from ckpttool.libraries.model_steps import ChainStep
 from ckpttool.libraries.program_operators import (
     PARTIAL,
@@ -43,11 +45,10 @@ _ACTS = (
 _ACTS_NOT = deferred.compile(
     r"val|critic|std|sigma|log|prob|entropy|hidden|cell|state|version|memory|shape|^(v|h|c)$|[hc]_?out|q\d*$"
 )
-# Operators before the first layer that keep the number of entries.
-_KEEPING = frozenset(("Identity", "Cast", "Clip", "Neg", "Flatten", "Dropout", "Unsqueeze", "Transpose"))
+# Operators before the first layer that keep the number of entries, besides elementwise ones and norms.
+_KEEPING = frozenset(("Flatten", "Unsqueeze", "Transpose"))
 _CELLS = frozenset(("LSTM", "GRU"))
 _LAYERS = _CELLS | {"MatMul", "Gemm"}
-_ROWS = frozenset(("Add", "Sub", "Mul", "Div", "LayerNormalization", "BatchNormalization"))
 _NEXT = "/next"  # graphs/torchscript.py: what a buffer is overwritten with
 
 
@@ -211,14 +212,15 @@ class _GraphLowering:
                     with contextlib.suppress(UnsupportedNodeError):
                         probe.lower(node)
                 continue
+            rows = operator_kind(node.op) == "elementwise" or node.op in NORM_OPERATORS
             for shape in filter(None, (known[name].shape for name in others if name in known)):
                 if node.op in _LAYERS:
                     # [in, out], or [directions, gates * units, in]
                     last = len(shape) == 3 or node.attributes.get("transB", 0)
                     return int(shape[-1 if last else 0])
-                if node.op in _ROWS and math.prod(shape) > 1:
+                if rows and math.prod(shape) > 1:
                     return int(shape[-1])
-            if node.op in _KEEPING | _ROWS:
+            if rows or node.op in _KEEPING:
                 names.update(node.outputs)
         return 0
 

@@ -12,10 +12,11 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import MappingError, abbreviate_list
 from ckpttool.core.kinds import gate_order
-from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, key
-from ckpttool.formats import onnx
-from ckpttool.formats.onnx import OnnxModel, OnnxNode
+from ckpttool.core.tree import Container, Leaf, Path, Tree, key
+from ckpttool.graphs import onnx
+from ckpttool.graphs.graph import Graph, OperatorNode
 from ckpttool.graphs.onnx import module_of_node, split_scope
+from ckpttool.graphs.operators import operator_kind
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.mapping.layer_kinds import LayerFacts, LayerOption
 from ckpttool.mapping.layers import describe_table
@@ -39,32 +40,19 @@ _TORCH = deferred.compile(
 _PARTS = deferred.compile(
     r"(?:(.*?)/)?(?:(?:Cast|BiasAdd|MatMul|Add|Conv2D|batchnorm)(?:_\d+)?/)?(?:ReadVariableOp(?:_\d+)?(?::0)?|kernel|bias)"
 )
-# Operators whose constants are settings and scalar factors, which no state_dict module contains.
-_ELEMENTWISE = frozenset(("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Clip", "Where", "Equal", "Less"))
-_ELEMENTWISE |= {
-    "Greater",
-    "Reshape",
-    "Expand",
-    "Concat",
-    "Slice",
-    "Gather",
-    "Pad",
-    "Split",
-    "Tile",
-    "Unsqueeze",
-}
 _RECURRENT = {
     op: gate_order(kind, "onnx", "torch")
     for op, kind in (("LSTM", "lstm"), ("GRU", "gru"), ("RNN", "simple_rnn"))
 }
 _SAME = frozenset(("Identity", "Cast", "Dropout"))
-# A vector of these is no weight: the factors of a resized image are its operator's settings.
-_SETTINGS = _ELEMENTWISE | {"Resize"}
 _STATES = frozenset(("Expand", "Concat", "Slice", *_RECURRENT))
 _SHAPED = frozenset(("Unsqueeze", "Squeeze", "Reshape"))
 # Operators on a recurrent layer's tensors in graphs from exporters without constant folding.
 _CUT = frozenset(("Slice", "Concat", "Unsqueeze", "Gather"))
 _CELL = deferred.compile(r"(.+)[./]((?:weight|bias)_[ih]h_l\d+(?:_reverse)?)")
+
+
+_VERSION = deferred.compile(r"-\d+\Z")
 
 
 class _OnnxLayerTensor(NamedTuple):
@@ -79,7 +67,7 @@ class _OnnxLayerTensor(NamedTuple):
 class _OnnxLayer:
     """One layer: the node that computes it, its kind, its tensors."""
 
-    node: OnnxNode
+    node: OperatorNode
     kind: str
     uses: list[_OnnxLayerTensor]
     facts: LayerFacts = field(default_factory=LayerFacts)
@@ -93,14 +81,13 @@ def plan_state_dict(checkpoint: Checkpoint) -> tuple[Plan, tuple[LayerOption, ..
     tf2onnx (names of TensorFlow's operations). Exporters may transpose, rename or concatenate weights, so the
     operator, not the name, determines a weight's orientation.
     """
-    model = onnx.read_model(checkpoint.files[0])
-    reader = _OnnxLayerFinder(checkpoint.tree, model)
+    reader = _OnnxLayerFinder(checkpoint.tree, onnx.read(checkpoint))
     layers = reader.layers()
     if not layers:
         raise MappingError(
             "the graph has no layer of a supported kind",
             file=checkpoint.path,
-            found=abbreviate_list(sorted({node.title for node in model.graph.nodes}), 6),
+            found=abbreviate_list(sorted({node.op for node in reader.nodes}), 6),
             hint="run ckpttool inspect to list its constants and operators",
         )
     names, assumed = _name_layers(layers, checkpoint.tree)
@@ -129,7 +116,7 @@ def plan_state_dict(checkpoint: Checkpoint) -> tuple[Plan, tuple[LayerOption, ..
         containers={(): Container("OrderedDict")},
         assumed=tuple(assumed),
         consumed=tuple(path for path in (*consumed, *zeros) if path not in lost),
-        notes=(*notes, *_note_arithmetic(model, layers)),
+        notes=(*notes, *_note_arithmetic(reader, layers)),
         labels=labels,
         kept=kept,
     )
@@ -193,37 +180,40 @@ def _make_choice(layer: _OnnxLayer, name: tuple[str, ...]) -> LayerOption:
 class _OnnxLayerFinder:
     """Finds the layers among the nodes of a graph."""
 
-    def __init__(self, tree: Tree, model: OnnxModel) -> None:
-        self.tree, self.model = tree, model
-        self.nodes = list(model.graph.nodes)
-        self.source: dict[str, tuple[Path, bool]] = {}
-        for path, _ in tree.tensors():
-            if len(path) == 1:
-                self.source[str(path[0].value)] = (path, False)
+    def __init__(self, tree: Tree, graph: Graph) -> None:
+        self.tree = tree
+        # An operator of an old version that the table does not have has its version in its name.
+        self.nodes = [replace(node, op=_VERSION.sub("", node.op)) for node in graph.nodes]
+        # Whether each constant of the graph itself is transposed.
+        self.source = {
+            name: (constant.path, False)
+            for name, constant in graph.constants.items()
+            if constant.path is not None and len(constant.path) == 1
+        }
         self.by_output = {name: node for node in self.nodes for name in node.outputs if name}
-        self.users: dict[str, list[OnnxNode]] = {}
+        self.users: dict[str, list[OperatorNode]] = {}
         for node in self.nodes:
             self._follow(node)
             for name in node.inputs:
                 self.users.setdefault(name, []).append(node)
         self.refused: list[str] = []
 
-    def _follow(self, node: OnnxNode) -> None:
+    def _follow(self, node: OperatorNode) -> None:
         """Treat the output of a node as the constant it copies, if the node changes no number."""
         if len(node.inputs) < 1 or node.inputs[0] not in self.source or len(node.outputs) < 1:
             return
         path, turned = self.source[node.inputs[0]]
         leaf = self.tree[path]
-        if node.op in _SAME and not (node.op == "Cast" and node.get("to") != 1):
+        if node.op in _SAME and not (node.op == "Cast" and node.attributes.get("to") != "float32"):
             self.source[node.outputs[0]] = (path, turned)
         elif node.op == "Transpose" and isinstance(leaf, Leaf) and len(leaf.shape) == 2:
-            exchanged = tuple(node.get("perm", (1, 0))) == (1, 0)
+            exchanged = tuple(node.attributes.get("perm", (1, 0))) == (1, 0)
             self.source[node.outputs[0]] = (path, turned != exchanged)
         elif node.op in _SHAPED and isinstance(leaf, Leaf) and leaf.size == max(leaf.shape, default=0):
             # Axes of extent 1 do not change a row.
             self.source[node.outputs[0]] = (path, turned)
 
-    def constant(self, node: OnnxNode, number: int) -> tuple[Path, bool, Leaf] | None:
+    def constant(self, node: OperatorNode, number: int) -> tuple[Path, bool, Leaf] | None:
         """Return the constant input of a node, whether it is transposed first, and its leaf."""
         name = node.inputs[number] if len(node.inputs) > number else ""
         source = self.source.get(name)
@@ -234,14 +224,12 @@ class _OnnxLayerFinder:
         """Return the layers in the order of computation."""
         layers: list[_OnnxLayer] = []
         for node in self.nodes:
-            rule = _RULES.get(node.op) if node.title == node.op else None
-            rows = rule(self, node) if rule is not None else None
-            layers += rows or []
+            layers += _RULES[node.op](self, node) if node.op in _RULES else []
         return [*layers, *self._cells({use.path for layer in layers for use in layer.uses})]
 
     def _cells(self, used: set[Path]) -> Iterator[_OnnxLayer]:
         """Yield recurrent layers under PyTorch's own names; the graph slices and joins their tensors."""
-        nodes = [node for node in self.nodes if node.op in _RECURRENT and node.title == node.op]
+        nodes = [node for node in self.nodes if node.op in _RECURRENT]
         groups: dict[str, list[_OnnxLayerTensor]] = {}
         for path in self.tree if nodes else ():
             name = _CELL.fullmatch(str(path[0].value)) if len(path) == 1 and path not in used else None
@@ -251,7 +239,7 @@ class _OnnxLayerFinder:
         for uses in groups.values():
             yield _OnnxLayer(nodes[0], nodes[0].op.lower(), uses)
 
-    def weight(self, node: OnnxNode, number: int, *, stored: bool) -> _OnnxLayerTensor | None:
+    def weight(self, node: OperatorNode, number: int, *, stored: bool) -> _OnnxLayerTensor | None:
         """Return a matrix in state_dict layout, [out, in]; `stored` means that the operator uses it as is."""
         constant = self.constant(node, number)
         if constant is None or len(constant[2].shape) != 2:
@@ -260,7 +248,7 @@ class _OnnxLayerFinder:
         return _OnnxLayerTensor("weight", path, KEEP if stored != turned else TRANSPOSE)
 
     def row(
-        self, node: OnnxNode, number: int, name: str, width: int | None = None
+        self, node: OperatorNode, number: int, name: str, width: int | None = None
     ) -> _OnnxLayerTensor | None:
         """Return a row of numbers, without axes of extent 1 before it."""
         constant = self.constant(node, number)
@@ -271,7 +259,7 @@ class _OnnxLayerFinder:
             return None
         return _OnnxLayerTensor(name, path, KEEP if len(leaf.shape) == 1 else Reshape((leaf.size,)))
 
-    def follower(self, node: OnnxNode, op: str) -> tuple[OnnxNode, int] | None:
+    def follower(self, node: OperatorNode, op: str) -> tuple[OperatorNode, int] | None:
         """Return the only consumer of a value if it has a constant operand, and that operand's position."""
         users = self.users.get(node.outputs[0], []) if node.outputs else []
         if len(users) != 1 or users[0].op != op or len(users[0].inputs) != 2:
@@ -280,18 +268,18 @@ class _OnnxLayerFinder:
         return (users[0], other) if users[0].inputs[other] in self.source else None
 
 
-def _gemm(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
-    weight = reader.weight(node, 1, stored=bool(node.get("transB", 0)))
-    if weight is None or node.get("transA", 0):
+def _gemm(reader: _OnnxLayerFinder, node: OperatorNode) -> list[_OnnxLayer]:
+    weight = reader.weight(node, 1, stored=bool(node.attributes.get("transB", 0)))
+    if weight is None or node.attributes.get("transA", 0):
         return []
-    if node.get("alpha", 1.0) != 1.0 or node.get("beta", 1.0) != 1.0:
-        reader.refused.append(f"{node.name or node.outputs[0]} (Gemm with alpha or beta)")
+    if node.attributes.get("alpha", 1.0) != 1.0 or node.attributes.get("beta", 1.0) != 1.0:
+        reader.refused.append(f"{node.title} (Gemm with alpha or beta)")
         return []
     bias = reader.row(node, 2, "bias")
     return [_OnnxLayer(node, "dense", [weight, *([bias] if bias is not None else [])])]
 
 
-def _matmul(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
+def _matmul(reader: _OnnxLayerFinder, node: OperatorNode) -> list[_OnnxLayer]:
     weight = reader.weight(node, 1, stored=False)
     if weight is None:
         return []
@@ -302,14 +290,14 @@ def _matmul(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
     return [_OnnxLayer(node, "dense", [weight, *([bias] if bias is not None else [])])]
 
 
-def _convolution(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
+def _convolution(reader: _OnnxLayerFinder, node: OperatorNode) -> list[_OnnxLayer]:
     constant = reader.constant(node, 1)
     if constant is None or constant[1]:
         return []
-    kind, group = "convolution", node.get("group", 1)
+    kind, group = "convolution", node.attributes.get("group", 1)
     if group > 1:
         if constant[2].shape[1] != 1 or node.op == "ConvTranspose":
-            reader.refused.append(f"{node.name or node.outputs[0]} ({node.op} in {group} groups)")
+            reader.refused.append(f"{node.title} ({node.op} in {group} groups)")
             return []
         kind = "depthwise"
     bias = reader.row(node, 2, "bias")
@@ -321,10 +309,10 @@ def _convolution(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
     return [layer]
 
 
-def _row_reader(kind: str, *names: str) -> Callable[[_OnnxLayerFinder, OnnxNode], list[_OnnxLayer]]:
+def _row_reader(kind: str, *names: str) -> Callable[[_OnnxLayerFinder, OperatorNode], list[_OnnxLayer]]:
     """Return the handler of an operator whose inputs after the first are rows with these names."""
 
-    def read(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
+    def read(reader: _OnnxLayerFinder, node: OperatorNode) -> list[_OnnxLayer]:
         rows = [reader.row(node, number + 1, name) for number, name in enumerate(names)]
         uses = [use for use in rows if use is not None]
         return [_OnnxLayer(node, kind, uses)] if uses and rows[0] is not None else []
@@ -332,7 +320,7 @@ def _row_reader(kind: str, *names: str) -> Callable[[_OnnxLayerFinder, OnnxNode]
     return read
 
 
-def _match_layer_norm(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
+def _match_layer_norm(reader: _OnnxLayerFinder, node: OperatorNode) -> list[_OnnxLayer]:
     """Return a layer norm built from small operators: a quotient by a root, a product, a sum."""
     root = reader.by_output.get(node.inputs[1]) if len(node.inputs) > 1 else None
     scaled = reader.follower(node, "Mul")
@@ -344,26 +332,32 @@ def _match_layer_norm(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLay
     return [_OnnxLayer(node, "layer_norm", [weight, bias])] if weight is not None and bias is not None else []
 
 
-def _embedding(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
+def _embedding(reader: _OnnxLayerFinder, node: OperatorNode) -> list[_OnnxLayer]:
     constant = reader.constant(node, 0)
     used = node.inputs[1] in reader.source if len(node.inputs) > 1 else True
-    if constant is None or constant[1] or used or len(constant[2].shape) != 2 or node.get("axis", 0):
+    if (
+        constant is None
+        or constant[1]
+        or used
+        or len(constant[2].shape) != 2
+        or node.attributes.get("axis", 0)
+    ):
         return []
     return [_OnnxLayer(node, "embedding", [_OnnxLayerTensor("weight", constant[0])])]
 
 
-def _recurrent(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
+def _recurrent(reader: _OnnxLayerFinder, node: OperatorNode) -> list[_OnnxLayer]:
     """Return a recurrent layer, whose tensors contain both directions and both biases."""
     order = _RECURRENT[node.op]
     weights = [reader.constant(node, number) for number in (1, 2)]
     biases = reader.constant(node, 3)
     if any(weight is None or weight[1] or len(weight[2].shape) != 3 for weight in weights):
         return []
-    title = node.name or node.outputs[0]
-    if node.op == "GRU" and not node.get("linear_before_reset", 0):
+    title = node.title
+    if node.op == "GRU" and not node.attributes.get("linear_before_reset", 0):
         reader.refused.append(f"{title} (a GRU with linear_before_reset = 0)")
         return []
-    if node.get("activations") is not None or (len(node.inputs) > 7 and node.inputs[7]):
+    if node.attributes.get("activations") is not None or (len(node.inputs) > 7 and node.inputs[7]):
         reader.refused.append(f"{title} ({node.op} with non-default activations or peepholes)")
         return []
     uses: list[_OnnxLayerTensor] = []
@@ -389,7 +383,7 @@ def _direction_rule(order: tuple[int, ...], number: int, directions: int, shape:
     return chain_rules(slice_rule(number, number + 1, directions), Reshape(shape), blocks)
 
 
-_RULES: dict[str, Callable[[_OnnxLayerFinder, OnnxNode], list[_OnnxLayer]]] = {
+_RULES: dict[str, Callable[[_OnnxLayerFinder, OperatorNode], list[_OnnxLayer]]] = {
     "Gemm": _gemm,
     "MatMul": _matmul,
     "Conv": _convolution,
@@ -439,6 +433,11 @@ def _module_of_tensor(stored: str) -> tuple[str, ...] | None:
     return split_scope(match[1])
 
 
+def _takes_settings(op: str) -> bool:
+    """Return whether vectors are settings or factors of an operator, which no module of a state_dict has."""
+    return op == "Resize" or (op != "PRelu" and operator_kind(op) in ("elementwise", "movement"))
+
+
 def _sort_unused(
     tree: Tree, reader: _OnnxLayerFinder, used: set[Path]
 ) -> tuple[tuple[Path, ...], tuple[Path, ...], frozenset[Path], tuple[str, ...]]:
@@ -449,7 +448,7 @@ def _sort_unused(
     gone: set[Path] = set()
     by_path: dict[Path, set[str]] = {}
     for name, (path, _) in reader.source.items():
-        by_path.setdefault(path, set()).update(node.title for node in reader.users.get(name, ()))
+        by_path.setdefault(path, set()).update(node.op for node in reader.users.get(name, ()))
     for path, leaf in tree.items():
         if path in used or (isinstance(leaf, Leaf) and leaf.role == "other"):
             continue
@@ -459,7 +458,7 @@ def _sort_unused(
             zeros.append(path)  # the initial state of a recurrent layer
         elif isinstance(leaf, Leaf) and describe_table(leaf) is not None:
             zeros.append(path)  # positions or a mask, which a program computes
-        elif isinstance(leaf, ValueLeaf) or not plain or not operators <= _SETTINGS or len(path) > 1:
+        elif not plain or len(path) > 1 or not all(map(_takes_settings, operators)):
             gone.add(path)
             lost.append(f"{tree.names[path]} ({', '.join(sorted(operators)) or 'no operator of the graph'})")
         else:
@@ -472,13 +471,11 @@ def _sort_unused(
     return tuple(kept), tuple(zeros), frozenset(gone), tuple(notes)
 
 
-def _note_arithmetic(model: OnnxModel, layers: Sequence[_OnnxLayer]) -> Iterator[str]:
+def _note_arithmetic(reader: _OnnxLayerFinder, layers: Sequence[_OnnxLayer]) -> Iterator[str]:
     """Yield a note on operators outside the layers, which a weights file cannot represent."""
     own = {id(layer.node) for layer in layers}
-    shapes = _SAME | {"Constant", "Shape", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
-    operators = Counter(
-        node.title for node in model.graph.nodes if id(node) not in own and node.op not in shapes
-    )
+    shapes = _SAME | {"Shape", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
+    operators = Counter(node.op for node in reader.nodes if id(node) not in own and node.op not in shapes)
     if operators:
         words = abbreviate_list([name for name, _ in operators.most_common()], 6)
         yield f"the graph also computes {words}, which a weights file cannot represent"
