@@ -15,7 +15,15 @@ from ckpttool.core.dtypes import np
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.kinds import ACTIVATION_KINDS
 from ckpttool.core.tree import Leaf, Path, ValueLeaf
-from ckpttool.graphs.graph import Constant, Graph, OperatorNode, Value, inline_constant, trim_inputs
+from ckpttool.graphs.graph import (
+    Constant,
+    Graph,
+    OperatorNode,
+    Value,
+    inline_constant,
+    inline_integers,
+    trim_inputs,
+)
 from ckpttool.mapping.rules import KEEP, Rule
 
 _MOST_NODES = 200_000
@@ -128,7 +136,9 @@ class ModuleNodes:
 
     def integers(self, *values: int) -> str:
         """Return the name of a constant list of integers."""
-        return self.constant(list(values), "int64")
+        name: str = self.reader.new_name(f"{self.title}/constant")
+        self.reader.constants[name] = inline_integers(values)
+        return name
 
 
 def needed_nodes(nodes: Sequence[OperatorNode], needed: set[str]) -> tuple[OperatorNode, ...]:
