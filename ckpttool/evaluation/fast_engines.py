@@ -17,6 +17,7 @@ from ckpttool.core.errors import CkpttoolError, UnsupportedError
 from ckpttool.evaluation.gymnasium_engine import (
     Agreement,
     Outcome,
+    SeededGenerator,
     VectorEnv,
     collect_warnings,
     describe_env,
@@ -1112,6 +1113,7 @@ class MujocoVector(BatchVector):
 
     def __init__(self, make_one: Callable[[], Any], num_envs: int = 1, threads: int | None = None) -> None:
         super().__init__(num_envs)
+        self._generator = SeededGenerator()
         self._restore = redirect_mujoco_warnings(self._notes)
         try:
             with collect_warnings(self._notes):
@@ -1144,7 +1146,7 @@ class MujocoVector(BatchVector):
         actions = actions.astype(self.spec.action_low.dtype)
         expected = [(env.reset(seed=0)[0], 0.0, False), *(env.step(action[0])[:3] for action in actions)]
         # From here on Gymnasium draws the start states, and the batch receives them.
-        self._env.set_state = self._start
+        self._env.set_state, self._env._get_obs = self._start, lambda: None
         row = np.arange(1)
         self.reset(row, np.zeros(1, np.int64))
         steps = [(self._rows[0].copy(), 0.0, False)]
@@ -1168,7 +1170,9 @@ class MujocoVector(BatchVector):
             self._batch.reset(rows, stage=0)
             for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
                 self._row = row
-                self._env.reset(seed=seed)
+                # Gymnasium's own reset also sets its simulation and observes it.
+                self._env.np_random = self._generator.begin(seed)
+                self._env.reset_model()
             self._batch.forward(rows)
         if self._rules.contacts:
             self._fields["cfrc_ext"][rows] = 0
