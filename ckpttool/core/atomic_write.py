@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from io import FileIO
 from typing import IO, Protocol, Self, cast
 
@@ -325,6 +325,32 @@ def temporary_path(target: str) -> str:
     return hidden_path(target, TEMPORARY, os.urandom(6).hex())
 
 
+class FolderNames(NamedTuple):
+    """The names in a folder; `hidden` are those that only conversions create."""
+
+    visible: frozenset[str]
+    hidden: frozenset[str]
+
+
+def list_folder(folder: str) -> FolderNames:
+    """Return the names in a folder, which is listed once for all its files while it does not change.
+
+    Raise OSError if it cannot be listed, LimitError for a remote folder with too many names.
+    """
+    if filesystem.find_store(folder) is not None:
+        return _list_folder.__wrapped__(folder, ())
+    status = os.stat(folder)
+    listed = _list_folder if filesystem.is_settled(status) else _list_folder.__wrapped__
+    return listed(folder, (status.st_dev, status.st_ino, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=16)
+def _list_folder(folder: str, _state: tuple[int, ...]) -> FolderNames:
+    names = frozenset(filesystem.listdir(folder))
+    hidden = frozenset(filter(is_hidden_name, names))
+    return FolderNames(names - hidden, hidden)
+
+
 def find_pending_files(file: str) -> list[str]:
     """Return temporary files that may be waiting for this name, possibly of an interrupted program.
 
@@ -333,7 +359,7 @@ def find_pending_files(file: str) -> list[str]:
     """
     folder, begin = os.path.split(hidden_path(file, TEMPORARY, ""))
     try:
-        names = sorted(name for name in os.listdir(folder) if name.startswith(begin))
+        names = sorted(name for name in list_folder(folder).hidden if name.startswith(begin))
     except OSError:
         return []
     return [path for name in names[:_CANDIDATES] if os.path.isfile(path := os.path.join(folder, name))]

@@ -393,6 +393,14 @@ def free_bytes(folder: str) -> int | None:
     return usage.free if usage.total else None
 
 
+def is_settled(folder_stat: os.stat_result) -> bool:
+    """Return whether a folder changed so long ago that another change gives it another time."""
+    return time.time_ns() - folder_stat.st_mtime_ns > _SETTLED_NS
+
+
+_SETTLED_NS = 2_000_000_000  # resolution of the times of FAT, the coarsest file system
+
+
 def is_just_changed(file_stat: os.stat_result, tick_ns: int) -> bool:
     """Return whether another change at this moment would give the file the same times.
 
