@@ -325,30 +325,7 @@ def temporary_path(target: str) -> str:
     return hidden_path(target, TEMPORARY, os.urandom(6).hex())
 
 
-class FolderNames(NamedTuple):
-    """The names in a folder; `hidden` are those that only conversions create."""
-
-    visible: frozenset[str]
-    hidden: frozenset[str]
-
-
-def list_folder(folder: str) -> FolderNames:
-    """Return the names in a folder, which is listed once for all its files while it does not change.
-
-    Raise OSError if it cannot be listed, LimitError for a remote folder with too many names.
-    """
-    if filesystem.find_store(folder) is not None:
-        return _list_folder.__wrapped__(folder, ())
-    status = os.stat(folder)
-    listed = _list_folder if filesystem.is_settled(status) else _list_folder.__wrapped__
-    return listed(folder, (status.st_dev, status.st_ino, status.st_mtime_ns))
-
-
-@lru_cache(maxsize=16)
-def _list_folder(folder: str, _state: tuple[int, ...]) -> FolderNames:
-    names = frozenset(filesystem.listdir(folder))
-    hidden = frozenset(filter(is_hidden_name, names))
-    return FolderNames(names - hidden, hidden)
+_hidden_names = lru_cache(16)(lambda folder, _state: sorted(filter(is_hidden_name, os.listdir(folder))))
 
 
 def find_pending_files(file: str) -> list[str]:
@@ -359,7 +336,8 @@ def find_pending_files(file: str) -> list[str]:
     """
     folder, begin = os.path.split(hidden_path(file, TEMPORARY, ""))
     try:
-        names = sorted(name for name in list_folder(folder).hidden if name.startswith(begin))
+        hidden = _hidden_names(folder, filesystem.folder_state(folder))
+        names = [name for name in hidden if name.startswith(begin)]
     except OSError:
         return []
     return [path for name in names[:_CANDIDATES] if os.path.isfile(path := os.path.join(folder, name))]

@@ -17,7 +17,6 @@ from ckpttool.core.errors import CkpttoolError, UnsupportedError
 from ckpttool.evaluation.gymnasium_engine import (
     Agreement,
     Outcome,
-    SeededGenerator,
     VectorEnv,
     collect_warnings,
     describe_env,
@@ -1113,7 +1112,6 @@ class MujocoVector(BatchVector):
 
     def __init__(self, make_one: Callable[[], Any], num_envs: int = 1, threads: int | None = None) -> None:
         super().__init__(num_envs)
-        self._generator = SeededGenerator()
         self._restore = redirect_mujoco_warnings(self._notes)
         try:
             with collect_warnings(self._notes):
@@ -1171,7 +1169,7 @@ class MujocoVector(BatchVector):
             for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
                 self._row = row
                 # Gymnasium's own reset also sets its simulation and observes it.
-                self._env.np_random = self._generator.begin(seed)
+                self._env.np_random = np.random.Generator(np.random.PCG64(seed))
                 self._env.reset_model()
             self._batch.forward(rows)
         if self._rules.contacts:

@@ -651,7 +651,12 @@ def draw_starts(
 
 def draw_uniforms(seeds: np.ndarray, count: int) -> np.ndarray:
     """Return the first numbers in [0, 1) of each seed's generator: uint32 [n] to float64 [n, count]."""
-    state, odd = _seeded_states(seeds)
+    words = _seed_words(seeds)
+    halves = [words[2 * k].astype(np.uint64) | words[2 * k + 1].astype(np.uint64) << _HALF for k in range(4)]
+    start, increment = (halves[0], halves[1]), (halves[2], halves[3])
+    one = np.uint64(1)
+    odd = (increment[0] << one | increment[1] >> np.uint64(63), increment[1] << one | one)
+    state = _advance_generator(_add_wide(odd, start), odd)
     uniforms = np.empty((len(seeds), count))
     for column in range(count):
         state = _advance_generator(state, odd)
@@ -659,54 +664,6 @@ def draw_uniforms(seeds: np.ndarray, count: int) -> np.ndarray:
         bits = mixed >> turn | mixed << (np.uint64(64) - turn & np.uint64(63))
         uniforms[:, column] = (bits >> np.uint64(11)) * 2.0**-53
     return uniforms
-
-
-class SeededGenerator:
-    """The random numbers that a reset of an environment draws, for one seed after the other.
-
-    Creating the generator takes 20 us; the states of the seeds that follow are computed together instead, and
-    compared with the first one's generator.
-    """
-
-    def __init__(self) -> None:
-        self._bits = np.random.PCG64(0)
-        self._generator = np.random.Generator(self._bits)
-        self._states: dict[int, dict[str, int]] = {}
-
-    def begin(self, seed: int) -> np.random.Generator:
-        """Return a generator that draws what `Generator(PCG64(SeedSequence(seed)))` does, for now."""
-        if seed not in self._states and not self._look_ahead(seed):
-            self._states.clear()
-            return np.random.Generator(np.random.PCG64(seed))
-        state = self._states[seed]
-        self._bits.state = {"bit_generator": "PCG64", "state": state, "has_uint32": 0, "uinteger": 0}
-        return self._generator
-
-    def _look_ahead(self, seed: int) -> bool:
-        """Compute the states of the next seeds; return whether they are NumPy's."""
-        if not 0 <= seed < (1 << 32) - _AHEAD:
-            return False
-        if len(self._states) > _MOST_STATES:
-            self._states.clear()
-        with np.errstate(over="ignore"):
-            pairs = _seeded_states(np.arange(seed, seed + _AHEAD, dtype=np.uint32))
-        state, increment = (half.astype(object) << 64 | rest.astype(object) for half, rest in pairs)
-        states = [{"state": a, "inc": b} for a, b in zip(state, increment, strict=True)]
-        self._states.update(enumerate(states, seed))
-        return bool(states[0] == np.random.PCG64(seed).state["state"])
-
-
-_AHEAD, _MOST_STATES = 256, 1 << 14
-
-
-def _seeded_states(seeds: np.ndarray) -> tuple[Wide, Wide]:
-    """Return the state and the increment of each seed's generator."""
-    words = _seed_words(seeds)
-    halves = [words[2 * k].astype(np.uint64) | words[2 * k + 1].astype(np.uint64) << _HALF for k in range(4)]
-    start, increment = (halves[0], halves[1]), (halves[2], halves[3])
-    one = np.uint64(1)
-    odd = (increment[0] << one | increment[1] >> np.uint64(63), increment[1] << one | one)
-    return _advance_generator(_add_wide(odd, start), odd), odd
 
 
 def _seed_words(seeds: np.ndarray) -> list[np.ndarray]:

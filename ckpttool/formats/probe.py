@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import IO, Any, ClassVar, Protocol, TypeVar
 
 from ckpttool.core import filesystem
-from ckpttool.core.atomic_write import is_hidden_name, list_folder
+from ckpttool.core.atomic_write import is_hidden_name
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import CkpttoolError, LimitError, NotFoundError
@@ -82,10 +82,12 @@ class Probe:
         remote folder has too many names, it cannot be used for detection, but its files can still be read.
         """
         try:
-            names = list_folder(self.folder)
+            names = filesystem.listdir(self.folder)
         except (OSError, LimitError):
             return frozenset()
-        return names.visible | names.hidden if is_hidden_name(self.name) else names.visible
+        return frozenset(
+            names if is_hidden_name(self.name) else (name for name in names if not is_hidden_name(name))
+        )
 
     @cached_property
     def name(self) -> str:
