@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from ckpttool.core.digests import digest_checkpoint
 from ckpttool.formats import Probe, keras_h5, open_checkpoint
 from ckpttool.formats.keras_h5 import KERAS_ARCHIVE
 from ckpttool.testing.formats import FormatContract
-from tests.conftest import in_process, refused
+from tests.conftest import ROOT, in_process, refused
 from tests.golden_texts import Golden
 from tests.test_format_keras_h5 import keras3_file
 
@@ -96,6 +98,35 @@ def test_configuration_names_layers_and_their_settings(tmp_path: Path) -> None:
     assert checkpoint.writer == "Keras 3.15.1"
     slots = [leaf for _, leaf in checkpoint.tree.tensors() if leaf.role == "slot"]
     assert [leaf.slot for leaf in slots] == ["m", "v"] * 4
+
+
+def test_layers_are_listed_without_numpy(tmp_path: Path) -> None:
+    first: list[tuple[str, dict[str, Any]]] = [
+        ("InputLayer", {"name": "input", "batch_shape": [None, 2, 2]}),
+        ("Permute", {"name": "turned", "dims": [2, 1]}),
+        ("Flatten", {"name": "flat", "data_format": "channels_last"}),
+    ]
+    layers = [{"module": "keras.layers", "class_name": cls, "config": config} for cls, config in first]
+    layers += [dense("hidden", 8, activation="relu"), dense("out", 2, activation="tanh")]
+    config = {"class_name": "Sequential", "config": {"name": "m", "layers": layers}}
+    command = [sys.executable, "-c", WITHOUT_NUMPY, archive(tmp_path / "m.keras", config)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    (model,) = json.loads(done.stdout)["architecture"]
+    shapes = [(layer["output"], layer["macs"]) for layer in model["model"]["layers"]]
+    assert shapes == [([2, 2], 0), ([2, 2], 0), ([4], 0), ([8], 32), ([2], 16)]
+
+
+WITHOUT_NUMPY = """
+import sys
+from ckpttool.cli import main
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        assert name != "numpy"
+sys.meta_path.insert(0, Refusing())
+sys.argv = ["ckpttool", "inspect", "--json", *sys.argv[1:]]
+main()
+"""
 
 
 def test_leaves_point_into_the_archive(tmp_path: Path) -> None:

@@ -37,9 +37,9 @@ from ckpttool.graphs import (
     torchscript,
 )
 from ckpttool.graphs.builder import GraphBuilder
-from ckpttool.graphs.graph import OPSET
+from ckpttool.graphs.graph import OPSET, OperatorNode, inline_integers
 from ckpttool.graphs.keras import read_document
-from ckpttool.graphs.operators import OperatorNames, operator, spelled_operators
+from ckpttool.graphs.operators import OperatorNames, broadcast_shapes, compute_node, operator, spelled_operators
 from ckpttool.graphs.shapes import ShapeTracer, trace_graph
 from ckpttool.graphs.torchscript import apply_operation
 from ckpttool.graphs.torchscript_translator import ScriptTranslator
@@ -500,6 +500,68 @@ def test_sizes_that_a_file_states_are_limited(name: str, tmp_path: Path) -> None
     graph = load(make_model(nodes, {}, constants), tmp_path / "m.onnx")
     with using(Limits(value_entries=1 << 20)), pytest.raises(LimitError):
         evaluate(graph, {})
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        (),
+        ((),),
+        ((3,), ()),
+        ((2, 1), (3,)),
+        ((0,), (1,)),
+        ((2,), (0,)),
+        ((2, 3), (3, 2)),
+        ((4, 1, 2), (3, 1)),
+    ],
+)
+def test_shapes_are_broadcast_as_numpy_does(shapes: tuple[tuple[int, ...], ...]) -> None:
+    try:
+        expected = np.broadcast_shapes(*shapes)
+    except ValueError:
+        with pytest.raises(ValueError, match=re.escape(str(shapes))):
+            broadcast_shapes(*shapes)
+    else:
+        assert broadcast_shapes(*shapes) == expected
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "numbers", "attributes"),
+    [
+        *(
+            ("Reshape", [(2, 6)], listed, {})
+            for listed in ([3, 4], [0, -1], [-1], [5, -1], [-1, -1], [2, 2, 0])
+        ),
+        *(
+            ("Reshape", [(0, 3)], listed, {"allowzero": zero})
+            for listed in ([0, 3], [0, -1])
+            for zero in (0, 1)
+        ),
+        *(
+            ("Transpose", [(2, 3, 4)], None, {"perm": p})
+            for p in ((2, 0, 1), (-1, 0, 1), (0, 0, 1), (0, 1), (0, 1, 3))
+        ),
+        ("Transpose", [(2, 3, 4)], None, {}),
+        *(("Concat", [(2, 3), (2, 4)], None, {"axis": axis}) for axis in (0, 1, -1, 2)),
+        *(("Concat", shapes, None, {"axis": 0}) for shapes in ([(2,), (3,)], [(2, 1), (2,)], [(), ()])),
+    ],
+)
+def test_shapes_of_movements_are_those_of_their_values(
+    op: str, shapes: list[tuple[int, ...]], numbers: list[int] | None, attributes: dict[str, Any]
+) -> None:
+    arrays = [np.zeros(shape, np.float32) for shape in shapes]
+    names = [f"x{n}" for n in range(len(shapes))]
+    node = OperatorNode(op, (*names, *(["n"] if numbers else [])), ("y",), attributes)
+    tracer = ShapeTracer(
+        Graph((), (), (), {"n": inline_integers(numbers or [])}), dict(zip(names, shapes, strict=True))
+    )
+    tracer.add(node)
+    try:
+        (value,) = compute_node(node, [*arrays, *([np.array(numbers)] if numbers else [])])
+    except FormatError:
+        assert (tracer.shape("y"), tracer.misfits) == (None, [node])
+    else:
+        assert tracer.shape("y") == value.shape
 
 
 def test_operations_have_costs_and_the_weights_that_they_use(tmp_path: Path) -> None:

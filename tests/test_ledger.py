@@ -446,10 +446,8 @@ def test_a_folder_of_many_files_hides_none_and_is_listed_once(
     for _ in range(3):
         ledger = restore_agent(open_checkpoint(path), facts=GIVEN).ledger
         assert [entry.where for entry in ledger if entry.decides] == ["obs_stats.npz"]
-    of_ledgers = listed.count(str(tmp_path))
-    for _ in range(3):
-        restore_agent(open_checkpoint(path), facts=GIVEN)
-    assert listed.count(str(tmp_path)) == 2 * of_ledgers - 1
+    # Once for what is beside the agent, once for the sidecars of interrupted conversions.
+    assert listed.count(str(tmp_path)) == 2
     # A changed folder is listed again.
     np.savez(tmp_path / "obs_rms.npz", **rows)
     ledger = restore_agent(path, facts=GIVEN).ledger

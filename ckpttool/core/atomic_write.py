@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from io import FileIO
 from typing import IO, Protocol, Self, cast
 
@@ -325,6 +325,9 @@ def temporary_path(target: str) -> str:
     return hidden_path(target, TEMPORARY, os.urandom(6).hex())
 
 
+_hidden_names = lru_cache(16)(lambda folder, _state: sorted(filter(is_hidden_name, os.listdir(folder))))
+
+
 def find_pending_files(file: str) -> list[str]:
     """Return temporary files that may be waiting for this name, possibly of an interrupted program.
 
@@ -333,7 +336,8 @@ def find_pending_files(file: str) -> list[str]:
     """
     folder, begin = os.path.split(hidden_path(file, TEMPORARY, ""))
     try:
-        names = sorted(name for name in os.listdir(folder) if name.startswith(begin))
+        hidden = _hidden_names(folder, filesystem.folder_state(folder))
+        names = [name for name in hidden if name.startswith(begin)]
     except OSError:
         return []
     return [path for name in names[:_CANDIDATES] if os.path.isfile(path := os.path.join(folder, name))]

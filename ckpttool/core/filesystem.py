@@ -14,7 +14,7 @@ import sys
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from threading import Lock
@@ -391,6 +391,13 @@ def free_bytes(folder: str) -> int | None:
     except OSError:
         return None
     return usage.free if usage.total else None
+
+
+def folder_state(folder: str) -> Hashable:
+    """Return a key that stays the same while a folder does not change, a new one just after a change."""
+    status = os.stat(folder)
+    settled = time.time_ns() - status.st_mtime_ns > 2_000_000_000  # the resolution of FAT, the coarsest
+    return (status.st_dev, status.st_ino, status.st_mtime_ns) if settled else object()
 
 
 def is_just_changed(file_stat: os.stat_result, tick_ns: int) -> bool:

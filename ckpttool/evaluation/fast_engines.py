@@ -1144,7 +1144,7 @@ class MujocoVector(BatchVector):
         actions = actions.astype(self.spec.action_low.dtype)
         expected = [(env.reset(seed=0)[0], 0.0, False), *(env.step(action[0])[:3] for action in actions)]
         # From here on Gymnasium draws the start states, and the batch receives them.
-        self._env.set_state = self._start
+        self._env.set_state, self._env._get_obs = self._start, lambda: None
         row = np.arange(1)
         self.reset(row, np.zeros(1, np.int64))
         steps = [(self._rows[0].copy(), 0.0, False)]
@@ -1168,7 +1168,9 @@ class MujocoVector(BatchVector):
             self._batch.reset(rows, stage=0)
             for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
                 self._row = row
-                self._env.reset(seed=seed)
+                # Gymnasium's own reset also sets its simulation and observes it.
+                self._env.np_random = np.random.Generator(np.random.PCG64(seed))
+                self._env.reset_model()
             self._batch.forward(rows)
         if self._rules.contacts:
             self._fields["cfrc_ext"][rows] = 0

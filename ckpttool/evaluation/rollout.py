@@ -389,11 +389,11 @@ class _RolloutLoop:
     def _begin(self, rows: np.ndarray) -> None:
         """Start each member's next episodes in the rows; idle rows observe zeros."""
         episodes = self.what.episodes
-        for row in rows.tolist():
-            member = self.member[row]
-            left = self.started[member] < episodes
-            self.number[row] = member * episodes + self.started[member] if left else IDLE
-            self.started[member] += left
+        member = self.member[rows]
+        # Rows ascend, and so do their members: each row takes the episode after that of the row before.
+        episode = self.started[member] + np.arange(len(rows)) - np.searchsorted(member, member)
+        self.number[rows] = np.where(episode < episodes, member * episodes + episode, IDLE)
+        self.started = np.minimum(self.started + np.bincount(member, minlength=self.members), episodes)
         idle, fresh = rows[self.number[rows] == IDLE], rows[self.number[rows] != IDLE]
         self.rewards[rows] = self.length[rows] = 0
         obs = self.envs.obs

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -47,7 +46,6 @@ _NAMESPACE = deferred.compile(r"""(\w+)=('[^']*'|"[^"]*"|[^,()\[\]]+)""")
 _WORDS = deferred.compile(r"[^._\-\s]+")
 _MOST_OPENED, _LARGEST = 40, 1 << 20
 _MOST_NEIGHBOURS = 100
-_SETTLED_NS = 2_000_000_000  # resolution of the times of FAT, the coarsest file system
 _NUMBER = deferred.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -141,11 +139,7 @@ def _list_side_files(folder: str, below: str, unread: list[str]) -> tuple[Sequen
     """
     listed = os.path.join(folder, below) if below else folder
     try:
-        status = os.stat(listed)
-        # Two changes within the resolution of the clock of a file system have one time.
-        settled = time.time_ns() - status.st_mtime_ns > _SETTLED_NS
-        list_files = _side_files if settled else _side_files.__wrapped__
-        return list_files(folder, below, status.st_ino, status.st_mtime_ns)
+        return _side_files(folder, below, filesystem.folder_state(listed))
     except FileNotFoundError:
         return (), ()
     except OSError as error:
@@ -154,12 +148,7 @@ def _list_side_files(folder: str, below: str, unread: list[str]) -> tuple[Sequen
 
 
 @functools.lru_cache(maxsize=256)
-def _side_files(
-    folder: str,
-    below: str,
-    inode: int,  # noqa: ARG001  # it and the time are the folder's state
-    changed_ns: int,  # noqa: ARG001
-) -> tuple[Sequence[_SideFile], Sequence[str]]:
+def _side_files(folder: str, below: str, _state: Hashable) -> tuple[Sequence[_SideFile], Sequence[str]]:
     """List a folder once for all checkpoints in it, while it does not change."""
     files, subfolders = [], []
     for name in sorted(os.listdir(os.path.join(folder, below) if below else folder)):

@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ckpttool.core import dtypes
 from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.dtypes import np
 from ckpttool.core.source import Shape
 from ckpttool.graphs.operators import OperatorCall, operator, same_shape
 from ckpttool.graphs.reductions import softmax

@@ -14,7 +14,15 @@ from ckpttool.core.dtypes import np
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.kinds import ACTIVATION_KINDS
 from ckpttool.core.tree import Leaf, Path, ValueLeaf
-from ckpttool.graphs.graph import Constant, Graph, OperatorNode, Value, inline_constant, trim_inputs
+from ckpttool.graphs.graph import (
+    Constant,
+    Graph,
+    OperatorNode,
+    Value,
+    inline_constant,
+    inline_integers,
+    trim_inputs,
+)
 from ckpttool.mapping.rules import KEEP, Rule
 
 _MOST_NODES = 200_000
@@ -69,6 +77,14 @@ class GraphBuilder:
         if identity not in self._numbers:
             name = self._numbers[identity] = self.unique_name("constant")
             self.constants[name] = inline_constant(array)
+        return self._numbers[identity]
+
+    def integers(self, values: Sequence[int]) -> str:
+        """Return the name of a constant list of integers, which needs no NumPy."""
+        identity = ("integers", *values)
+        if identity not in self._numbers:
+            name = self._numbers[identity] = self.unique_name("constant")
+            self.constants[name] = inline_integers(values)
         return self._numbers[identity]
 
     def stored(self, path: Path, leaf: Leaf | ValueLeaf, title: str, rule: Rule = KEEP) -> str:

@@ -6,19 +6,17 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ckpttool.core import dtypes
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.graphs.operators import OperatorNames, broadcast_shape, operator, same_shape
-
-# Error function, exact to the last bit; numpy has none.
-_erf = np.frompyfunc(math.erf, 1, 1)
 
 
 def error_function(x: np.ndarray) -> np.ndarray:
     """Return erf of every entry, in the input's type."""
-    return np.asarray(_erf(x.astype(np.float64)), np.float64).astype(x.dtype)
+    # Exact to the last bit; numpy has none.
+    erf = np.frompyfunc(math.erf, 1, 1)
+    return np.asarray(erf(x.astype(np.float64)), np.float64).astype(x.dtype)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -36,11 +34,12 @@ def _elementwise(
     )
 
 
-def _define(name: str, function: Callable[..., Any], *, result: str = "", since: int = 1) -> None:
+def _define(name: str, function: Callable[..., Any] | str, *, result: str = "", since: int = 1) -> None:
     """Add a row for a function whose result has the type of its first input, or this one."""
 
     def compute(*arrays: np.ndarray) -> np.ndarray:
-        return np.asarray(function(*arrays)).astype(result or arrays[0].dtype)
+        apply = getattr(np, function) if isinstance(function, str) else function
+        return np.asarray(apply(*arrays)).astype(result or arrays[0].dtype)
 
     _elementwise(name, since, result)(compute)
 
@@ -87,35 +86,21 @@ _SPELLINGS = {
 }
 
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "Abs": np.abs,
-    "Acos": np.arccos,
-    "Acosh": np.arccosh,
-    "Asin": np.arcsin,
-    "Asinh": np.arcsinh,
-    "Atan": np.arctan,
-    "Atanh": np.arctanh,
-    "Ceil": np.ceil,
-    "Cos": np.cos,
-    "Cosh": np.cosh,
-    "Exp": np.exp,
-    "Floor": np.floor,
-    "Log": np.log,
-    "Neg": np.negative,
-    "Round": np.rint,
-    "Sign": np.sign,
-    "Sin": np.sin,
-    "Sinh": np.sinh,
-    "Sqrt": np.sqrt,
-    "Tan": np.tan,
-    "Tanh": np.tanh,
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "BitwiseAnd": np.bitwise_and,
-    "BitwiseOr": np.bitwise_or,
-    "BitwiseXor": np.bitwise_xor,
-    "BitwiseNot": np.bitwise_not,
+_SAME_NAMES = ("Abs", "Ceil", "Exp", "Floor", "Log", "Sign", "Sqrt")
+_ANGLES = ("sin", "cos", "tan", "sinh", "cosh", "tanh")
+# By ONNX's names: NumPy's function of that name, or one of our own.
+_FUNCTIONS: dict[str, Callable[..., Any] | str] = {
+    **{name: name.lower() for name in (*_SAME_NAMES, *map(str.capitalize, _ANGLES))},
+    **{f"A{name}": f"arc{name}" for name in _ANGLES},
+    "Neg": "negative",
+    "Round": "rint",
+    "Add": "add",
+    "Sub": "subtract",
+    "Mul": "multiply",
+    "BitwiseAnd": "bitwise_and",
+    "BitwiseOr": "bitwise_or",
+    "BitwiseXor": "bitwise_xor",
+    "BitwiseNot": "bitwise_not",
     "Erf": error_function,
     "Sigmoid": sigmoid,
     "Identity": lambda x: x,
@@ -126,17 +111,17 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "HardSwish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
     "Mish": lambda x: x * np.tanh(np.logaddexp(x, np.asarray(0, x.dtype))),
 }
-_PREDICATES: dict[str, Callable[..., Any]] = {
-    "And": np.logical_and,
-    "Or": np.logical_or,
-    "Xor": np.logical_xor,
-    "Not": np.logical_not,
-    "Equal": np.equal,
-    "Greater": np.greater,
-    "Less": np.less,
-    "IsNaN": np.isnan,
-    "GreaterOrEqual": np.greater_equal,
-    "LessOrEqual": np.less_equal,
+_PREDICATES: dict[str, str] = {
+    "And": "logical_and",
+    "Or": "logical_or",
+    "Xor": "logical_xor",
+    "Not": "logical_not",
+    "Equal": "equal",
+    "Greater": "greater",
+    "Less": "less",
+    "IsNaN": "isnan",
+    "GreaterOrEqual": "greater_equal",
+    "LessOrEqual": "less_equal",
 }
 for _name, _function in _FUNCTIONS.items():
     _define(_name, _function)

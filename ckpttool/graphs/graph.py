@@ -9,6 +9,7 @@ understand it.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -86,6 +87,14 @@ class Constant(NamedTuple):
         leaf = self.rule.leaf(self.leaf) if isinstance(self.leaf, Leaf) else self.leaf
         return leaf.shape if isinstance(leaf, Leaf) else None
 
+    @property
+    def integers(self) -> tuple[int, ...] | None:
+        """The numbers of a list of integers of the program itself, which need no NumPy; else None."""
+        leaf = self.leaf
+        if self.path is not None or not isinstance(leaf, Leaf) or not isinstance(leaf.source, Inline):
+            return None
+        return struct.unpack(f"<{leaf.size}q", leaf.source.data) if _is_list(leaf) else None
+
     def read(self, name: str) -> np.ndarray:
         """Return the values that the graph uses; raise UnsupportedError if the tensor cannot be read."""
         leaf = self.rule.leaf(self.leaf) if isinstance(self.leaf, Leaf) else self.leaf
@@ -97,6 +106,10 @@ class Constant(NamedTuple):
             return leaf.array()
         except CkpttoolError as error:
             raise error.located(path=error.path or name) from error.__cause__
+
+
+def _is_list(leaf: Leaf) -> bool:
+    return leaf.dtype == "int64" and len(leaf.shape) == 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,6 +161,12 @@ def inline_constant(array: np.ndarray) -> Constant:
     """Return a constant with these values, which the checkpoint's tree does not contain."""
     dense = np.ascontiguousarray(array).reshape(array.shape)
     return Constant(Leaf(dense.dtype.name, dense.shape, Inline(dense.tobytes()), "", "other"))
+
+
+def inline_integers(numbers: Sequence[int]) -> Constant:
+    """Return a constant list of integers, int64, which the checkpoint's tree does not contain."""
+    data = b"".join(int(number).to_bytes(8, "little", signed=True) for number in numbers)
+    return Constant(Leaf("int64", (len(numbers),), Inline(data), "", "other"))
 
 
 def read_graph(checkpoint: Checkpoint) -> Graph | None:

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.source import Shape
 from ckpttool.graphs.indexing import integers
@@ -107,8 +106,8 @@ def _source_positions(axis: _ResizeAxis, mode: str) -> np.ndarray:
 _NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "round_prefer_floor": lambda x: np.ceil(x - 0.5),
     "round_prefer_ceil": lambda x: np.floor(x + 0.5),
-    "floor": np.floor,
-    "ceil": np.ceil,
+    "floor": lambda x: np.floor(x),
+    "ceil": lambda x: np.ceil(x),
 }
 
 

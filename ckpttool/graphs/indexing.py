@@ -6,30 +6,44 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from ckpttool.core import dtypes
+from ckpttool.core.dtypes import np
+from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf
-from ckpttool.graphs.operators import operator, require_size
+from ckpttool.graphs.operators import OperatorCall, ShapeRule, broadcast_shapes, operator, require_size
 
 
-def integers(array: np.ndarray) -> list[int]:
+def integers(array: np.ndarray | Sequence[int]) -> list[int]:
     """Return the entries of an input that lists numbers: axes, sizes, positions."""
-    return [int(entry) for entry in np.asarray(array).reshape(-1)]
+    entries = array if isinstance(array, tuple) else np.asarray(array).reshape(-1)
+    return [int(entry) for entry in entries]
 
 
 def _movement(
-    *names: str, data: int = 1, since: int = 1
+    *names: str, data: int = 1, since: int = 1, shapes: ShapeRule | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return operator(*names, kind="movement", data=data, since=since)
+    return operator(*names, kind="movement", data=data, since=since, shapes=shapes)
 
 
-@_movement("Reshape", since=5)
-def _reshape(x: np.ndarray, shape: np.ndarray, *, allowzero: int = 0) -> np.ndarray:
-    extents = integers(shape)
+def _reshaped(shape: Shape, listed: np.ndarray | Sequence[int], allowzero: int) -> Shape:
+    extents = integers(listed)
     if not allowzero:
-        extents = [x.shape[n] if extent == 0 else extent for n, extent in enumerate(extents)]
-    return x.reshape(extents)
+        extents = [shape[n] if extent == 0 else extent for n, extent in enumerate(extents)]
+    if -1 in extents:
+        rest = -math.prod(extents)
+        extents[extents.index(-1)] = math.prod(shape) // rest if rest else -1
+    if math.prod(extents) != math.prod(shape) or min(extents, default=0) < 0:
+        raise ValueError(extents)
+    return tuple(extents)
+
+
+@_movement(
+    "Reshape",
+    since=5,
+    shapes=lambda call: [_reshaped(call.shape(0), call.value(1), call.get("allowzero"))],
+)
+def _reshape(x: np.ndarray, shape: np.ndarray, *, allowzero: int = 0) -> np.ndarray:
+    return x.reshape(_reshaped(x.shape, shape, allowzero))
 
 
 @_movement("Flatten")
@@ -50,12 +64,28 @@ def _unsqueeze(x: np.ndarray, axes: np.ndarray) -> np.ndarray:
     return np.expand_dims(x, tuple(integers(axes)))
 
 
-@_movement("Transpose")
+def _transposed_shape(call: OperatorCall) -> Sequence[Shape]:
+    shape, perm = call.shape(0), call.get("perm")
+    axes = [*range(len(shape))][::-1] if perm is None else [range(len(shape))[axis] for axis in perm]
+    if sorted(axes) != [*range(len(shape))]:
+        raise ValueError(perm)
+    return [tuple(shape[axis] for axis in axes)]
+
+
+@_movement("Transpose", shapes=_transposed_shape)
 def _transpose(x: np.ndarray, *, perm: Sequence[int] | None = None) -> np.ndarray:
     return x.transpose(tuple(perm) if perm is not None else None)
 
 
-@_movement("Concat", data=1 << 30, since=4)
+def _concatenated_shape(call: OperatorCall) -> Sequence[Shape]:
+    shapes, axis = [call.shape(n) for n in range(len(call.shapes))], call.get("axis")
+    axis = range(len(shapes[0]))[axis]
+    if len({(len(shape), shape[:axis], shape[axis + 1 :]) for shape in shapes}) > 1:
+        raise ValueError(shapes)
+    return [(*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])]
+
+
+@_movement("Concat", data=1 << 30, since=4, shapes=_concatenated_shape)
 def _concat(*arrays: np.ndarray, axis: int = 0) -> np.ndarray:
     require_size([sum(array.size for array in arrays)])
     return np.concatenate(arrays, axis)
@@ -140,7 +170,7 @@ def _element_positions(x: np.ndarray, indices: np.ndarray, axis: int) -> tuple[n
     return tuple(positions)
 
 
-_COMBINED = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+_COMBINED = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
 
 
 def _put(target: np.ndarray, positions: Any, updates: np.ndarray, reduction: str) -> np.ndarray:
@@ -148,7 +178,7 @@ def _put(target: np.ndarray, positions: Any, updates: np.ndarray, reduction: str
     if reduction == "none":
         target[positions] = updates
     else:
-        _COMBINED[reduction].at(target, positions, updates)
+        getattr(np, _COMBINED[reduction]).at(target, positions, updates)
     return target
 
 
@@ -188,7 +218,7 @@ def _scatter_along(
 
 @_movement("Expand")
 def _expand(x: np.ndarray, shape: np.ndarray) -> np.ndarray:
-    extents = np.broadcast_shapes(x.shape, tuple(integers(shape)))
+    extents = broadcast_shapes(x.shape, tuple(integers(shape)))
     require_size(extents)
     return np.broadcast_to(x, extents)
 

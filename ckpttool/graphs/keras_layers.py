@@ -194,7 +194,7 @@ class LayerCall:
 
     def integers(self, *values: int) -> str:
         """Return the name of a constant list of integers."""
-        return self.build.number(values, "int64")
+        return self.build.integers(values)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a value; an open extent has a stand-in. Raise UnknownValueError without one."""

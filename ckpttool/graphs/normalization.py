@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ckpttool.core import dtypes
+from ckpttool.core.dtypes import np
 from ckpttool.core.source import Shape
-from ckpttool.graphs.operators import OperatorCall, operator, same_shape
+from ckpttool.graphs.operators import OperatorCall, broadcast_shapes, operator, same_shape
 
 
 def _per_channel(x: np.ndarray, rank: int) -> np.ndarray:
@@ -90,7 +89,7 @@ def _group_norm(
 def _layer_norm_shape(call: OperatorCall) -> Sequence[Shape]:
     shape = call.shape(0)
     axis = call.get("axis") % len(shape)
-    if np.broadcast_shapes(shape, call.shape(1)) != shape:
+    if broadcast_shapes(shape, call.shape(1)) != shape:
         raise ValueError(call.shape(1))
     return [shape, *[(*shape[:axis], *[1] * (len(shape) - axis))] * (len(call.node.outputs) - 1)]
 

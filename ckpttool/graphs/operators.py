@@ -36,7 +36,8 @@ class UnknownValueError(LookupError):
 class OperatorCall(NamedTuple):
     """A node with the shapes of its inputs (None if omitted or unknown) and the values that are known.
 
-    `value` returns an input's value, and raises UnknownValueError if it is not constant.
+    `value` returns an input's value, an array or a tuple of integers; it raises UnknownValueError for a value
+    that is not constant.
     """
 
     node: OperatorNode
@@ -197,7 +198,8 @@ def compute_node(node: OperatorNode, arrays: Sequence[np.ndarray | None]) -> tup
         )
     shapes = [None if array is None else array.shape for array in arrays]
     try:
-        if row.shapes is not None:
+        # A movement has as many entries as its input, or requires their number to be small.
+        if row.shapes is not None and row.kind != "movement":
             for shape in row.shapes(OperatorCall(node, shapes, lambda number: _input_value(arrays, number))):
                 require_size(shape)
         if "outputs" in row.defaults:
@@ -237,4 +239,14 @@ def same_shape(call: OperatorCall) -> Sequence[Shape]:
 
 def broadcast_shape(call: OperatorCall) -> Sequence[Shape]:
     """Return the shape to which all inputs are broadcast."""
-    return [np.broadcast_shapes(*(call.shape(n) for n in range(len(call.node.inputs)) if call.has(n)))]
+    return [broadcast_shapes(*(call.shape(n) for n in range(len(call.node.inputs)) if call.has(n)))]
+
+
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """Return the shape to which these are broadcast; raise ValueError if they do not fit."""
+    rank = max(map(len, shapes), default=0)
+    aligned = [(*(1,) * (rank - len(shape)), *shape) for shape in shapes]
+    extents = [{*axis} - {1} for axis in zip(*aligned, strict=True)]
+    if any(len(axis) > 1 or min(axis, default=0) < 0 for axis in extents):
+        raise ValueError(shapes)
+    return tuple(axis.pop() if axis else 1 for axis in extents)

@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from ckpttool.core.dtypes import np
 from ckpttool.core.source import Shape
-from ckpttool.graphs.operators import OperatorCall, OperatorNames, operator
+from ckpttool.graphs.operators import OperatorCall, OperatorNames, broadcast_shapes, operator
 
 
 def matrix_product_shape(one: Shape, two: Shape) -> Shape:
@@ -17,7 +16,7 @@ def matrix_product_shape(one: Shape, two: Shape) -> Shape:
     rows, columns = one if len(one) > 1 else (1, *one), two if len(two) > 1 else (*two, 1)
     if not one or not two or rows[-1] != columns[-2]:
         raise ValueError(one, two)
-    lead = np.broadcast_shapes(rows[:-2], columns[:-2])
+    lead = broadcast_shapes(rows[:-2], columns[:-2])
     return (*lead, *rows[-2:-1][: len(one) > 1], *columns[-1:][: len(two) > 1])
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from ckpttool.core import dtypes
+from ckpttool.core.dtypes import np
 from ckpttool.graphs.elementwise import cast
 from ckpttool.graphs.operators import operator, same_shape
 from ckpttool.graphs.products import matmul_macs, matmul_shape

@@ -6,15 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.source import Shape
 from ckpttool.graphs.elementwise import sigmoid
 from ckpttool.graphs.operators import OperatorCall, operator
 
-_Function = Callable[[np.ndarray], np.ndarray]
+_Function = Callable[["np.ndarray"], "np.ndarray"]
 # By lowercase name: the function of an entry, alpha and beta, and the defaults of these; None if it has none.
 _ACTIVATIONS: dict[str, tuple[Callable[..., Any], float | None, float | None]] = {
     "relu": (lambda x, _a, _b: np.maximum(x, 0), None, None),
@@ -83,8 +82,8 @@ def _halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return x[: len(x) // 2], x[len(x) // 2 :]
 
 
-_State = tuple[np.ndarray, np.ndarray]
-_Cell = Callable[[np.ndarray, _State, _Weights, _Settings], _State]
+_State = tuple["np.ndarray", "np.ndarray"]
+_Cell = Callable[["np.ndarray", _State, _Weights, _Settings], _State]
 
 
 def _rnn_cell(x: np.ndarray, state: _State, weights: _Weights, settings: _Settings) -> _State:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
+from ckpttool.core.dtypes import np
 from ckpttool.core.source import Shape
 from ckpttool.graphs.indexing import integers
 from ckpttool.graphs.operators import OperatorCall, OperatorNames, operator, same_shape
@@ -50,9 +49,9 @@ def _extreme(name: str) -> Callable[..., Any]:
 
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
-    "ReduceSum": np.sum,
-    "ReduceMean": np.mean,
-    "ReduceProd": np.prod,
+    "ReduceSum": lambda x, **axes: np.sum(x, **axes),
+    "ReduceMean": lambda x, **axes: np.mean(x, **axes),
+    "ReduceProd": lambda x, **axes: np.prod(x, **axes),
     "ReduceMax": _extreme("max"),
     "ReduceMin": _extreme("min"),
     "ReduceL1": lambda x, **axes: np.abs(x).sum(**axes),
@@ -82,10 +81,10 @@ def _position_shape(call: OperatorCall) -> Sequence[Shape]:
     return [_shape_without(shape, [call.get("axis") % len(shape)], keep=bool(call.get("keepdims")))]
 
 
-def _define_position(name: str, function: Callable[..., Any]) -> None:
+def _define_position(name: str, function: str) -> None:
     def compute(x: np.ndarray, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> np.ndarray:
         # Of equal entries the first is taken, or the last.
-        position = function(np.flip(x, axis) if select_last_index else x, axis=axis)
+        position = getattr(np, function)(np.flip(x, axis) if select_last_index else x, axis=axis)
         if select_last_index:
             position = x.shape[axis] - 1 - position
         return np.asarray(np.expand_dims(position, axis) if keepdims else position, np.int64)
@@ -93,8 +92,8 @@ def _define_position(name: str, function: Callable[..., Any]) -> None:
     operator(name, shapes=_position_shape, result="int64")(compute)
 
 
-_define_position("ArgMax", np.argmax)
-_define_position("ArgMin", np.argmin)
+_define_position("ArgMax", "argmax")
+_define_position("ArgMin", "argmin")
 
 
 def _top_shape(call: OperatorCall) -> Sequence[Shape]:
@@ -123,9 +122,9 @@ def _top(
     return np.take_along_axis(x, positions, axis), positions.astype(np.int64)
 
 
-def _accumulate(function: np.ufunc) -> Callable[..., Any]:
+def _accumulate(name: str) -> Callable[..., Any]:
     def compute(x: np.ndarray, axis: np.ndarray, *, exclusive: int = 0, reverse: int = 0) -> np.ndarray:
-        along = int(np.asarray(axis).reshape(()))
+        along, function = int(np.asarray(axis).reshape(())), getattr(np, name)
         whole = np.flip(x, along) if reverse else x
         result = function.accumulate(whole, along, dtype=x.dtype)
         if exclusive:
@@ -136,8 +135,8 @@ def _accumulate(function: np.ufunc) -> Callable[..., Any]:
     return compute
 
 
-operator("CumSum", shapes=same_shape)(_accumulate(np.add))
-operator("CumProd", shapes=same_shape)(_accumulate(np.multiply))
+operator("CumSum", shapes=same_shape)(_accumulate("add"))
+operator("CumProd", shapes=same_shape)(_accumulate("multiply"))
 
 
 @operator("Softmax", shapes=same_shape, spelling=OperatorNames(1, tensorflow="Softmax"))

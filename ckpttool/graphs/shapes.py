@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-
-import numpy as np
+from typing import Any
 
 from ckpttool.core import limits
 from ckpttool.core.deferred import NamedTuple, dataclass, field
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, LimitError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Path
@@ -69,6 +70,12 @@ class ShapeTracer:
             raise UnknownValueError
         return self.known[name]
 
+    def _listed(self, name: str) -> Any:
+        """Return a value that is constant, a list of integers as these."""
+        constant = self.graph.constants.get(name)
+        numbers = None if constant is None else constant.integers
+        return self.value(name) if numbers is None else numbers
+
     def is_constant(self, name: str) -> bool:
         """Return whether a value depends on constants and shapes alone."""
         return name in self.known or name in self.graph.constants
@@ -127,7 +134,7 @@ class ShapeTracer:
 
     def _call(self, node: OperatorNode) -> OperatorCall:
         shapes = [self.shape(name) if name else None for name in node.inputs]
-        return OperatorCall(node, shapes, lambda number: self.value(node.inputs[number]))
+        return OperatorCall(node, shapes, lambda number: self._listed(node.inputs[number]))
 
     def _fold(self, node: OperatorNode) -> bool:
         """Compute a node of small constants, or of a shape; return whether its outputs are known."""
@@ -150,7 +157,7 @@ class ShapeTracer:
     def _is_small(self, name: str) -> bool:
         """Return whether a value is constant and so small that shapes may depend on it."""
         shape = self.shape(name)
-        return self.is_constant(name) and shape is not None and int(np.prod(shape, dtype=object)) <= SMALL
+        return self.is_constant(name) and shape is not None and math.prod(shape) <= SMALL
 
     def _move(self, node: OperatorNode, row: Operator) -> list[Shape]:
         """Return the shapes of an operator that moves entries, by moving placeholders."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ckpttool.core import dtypes
+from ckpttool.core.dtypes import np
 from ckpttool.graphs.operators import operator, require_size
 
 

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.dtypes import np
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.source import Shape
 from ckpttool.graphs.operators import OperatorCall, operator, require_size
