@@ -39,7 +39,13 @@ from ckpttool.graphs import (
 from ckpttool.graphs.builder import GraphBuilder
 from ckpttool.graphs.graph import OPSET, OperatorNode, inline_integers
 from ckpttool.graphs.keras import read_document
-from ckpttool.graphs.operators import OperatorNames, broadcast_shapes, compute_node, operator, spelled_operators
+from ckpttool.graphs.operators import (
+    OperatorNames,
+    broadcast_shapes,
+    compute_node,
+    operator,
+    spelled_operators,
+)
 from ckpttool.graphs.shapes import ShapeTracer, trace_graph
 from ckpttool.graphs.torchscript import apply_operation
 from ckpttool.graphs.torchscript_translator import ScriptTranslator
