@@ -23,7 +23,7 @@ from ckpttool.conversion.filling_by_outputs import Choice, FillTrials, TrialSour
 from ckpttool.conversion.general import describe_sources, read_state_dicts
 from ckpttool.conversion.ledger import ModelLedger, account_for_tensors
 from ckpttool.conversion.option_keywords import takes_options
-from ckpttool.conversion.options import ConversionOptions
+from ckpttool.conversion.options import ModelFileOptions
 from ckpttool.conversion.parts import without_copies
 from ckpttool.conversion.plan import report_moves
 from ckpttool.conversion.preparation import NO_PREPARATION, PreparationOptions, PreparedTree, prepare_tree
@@ -903,7 +903,7 @@ class ModelFillPlan(NamedTuple):
         return self._replace(ledger=ledger, report=report)
 
     def proof(
-        self, options: FillOptions | ConversionOptions, skipped: str | None, *, rounded: bool
+        self, options: FillOptions | ModelFileOptions, skipped: str | None, *, rounded: bool
     ) -> ProofRequest:
         """Return what runs the source's model, and what keeps the outputs from being comparable.
 
@@ -1026,7 +1026,7 @@ def load_into(
         model: the live model, filled in place.
         path: the checkpoint: a file, prefix or folder, or what `ckpttool.open` returned.
         options: how to fill the model; keywords replace its fields.
-        further: other fields of FillOptions, e.g. `fold_weight_norm`.
+        further: the other fields of FillOptions, which follow.
 
     >>> import ckpttool, torch
     >>> names = ["l1", "l2", "l3"]
