@@ -153,7 +153,7 @@ if TYPE_CHECKING:
     from ckpttool.commands.evaluate import evaluate as evaluate, video as video
     from ckpttool.evaluation.protocol import Protocol as Protocol
     from ckpttool.evaluation.agent_facts import AgentFacts as AgentFacts
-    from ckpttool.conversion.export import ExportOptions as ExportOptions, export as export
+    from ckpttool.conversion.export import export as export
     from ckpttool.cli.figures import plot as plot
     from ckpttool.pages.options import ReportOptions as ReportOptions
     from ckpttool.pages.report import report as report
@@ -161,7 +161,12 @@ if TYPE_CHECKING:
     from ckpttool.commands.schemas import schema as schema
     from ckpttool.evaluation.loaded_agent import LoadedAgent as LoadedAgent, load_agent as load_agent
     from ckpttool.conversion.filling import FillOptions as FillOptions, load_into as load_into
-    from ckpttool.conversion.options import ConversionOptions as ConversionOptions
+    from ckpttool.conversion.options import (
+        ConversionOptions as ConversionOptions,
+        ExportOptions as ExportOptions,
+        FormatOptions as FormatOptions,
+        ModelFileOptions as ModelFileOptions,
+    )
     from ckpttool.conversion.write import save as save
     from ckpttool.commands.stats import stats as stats
     from ckpttool.commands.sweep import sweep as sweep

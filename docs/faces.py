@@ -73,7 +73,9 @@ def _arguments(target: Any) -> Iterator[str]:
     """Yield a table of the arguments that the docstring lists, with their defaults."""
     parameters = inspect.signature(target).parameters
     rows = []
-    for name, words, meaning in ENTRY.findall(inspect.getdoc(target) or ""):
+    kinds = reversed(target.__mro__[:-1]) if is_dataclass(target) else [target]  # fields of bases too
+    text = "\n".join(inspect.cleandoc(kind.__doc__ or "") for kind in kinds)
+    for name, words, meaning in ENTRY.findall(text):
         if name in parameters:
             default = parameters[name].default
             shown = name if default is inspect.Parameter.empty else f"{name}={_default(default)}"

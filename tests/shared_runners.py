@@ -50,7 +50,7 @@ class InThisProcess:
     def request(self, do: str, **values: Any) -> dict[str, Any]:
         """Answer as the process would."""
         copy = json.loads(json.dumps(values))
-        return dict(json.loads(json.dumps(model_runner.HANDLERS[do](self.session, copy))))
+        return dict(json.loads(json.dumps(model_runner.HANDLERS[do](self.session, **copy))))
 
 
 class SharedRunners:
@@ -132,17 +132,16 @@ def shared_runners(framework_of: Callable[[str], str]) -> Iterator[None]:
 # The program of the processes.
 
 
-def _forget(sessions: dict[str, Any], message: Message) -> Message:
-    sessions.pop(message["folder"], None)
+def _forget(sessions: dict[str, Any], folder: str) -> Message:
+    sessions.pop(folder, None)
     return {}
 
 
-def _served(do: str) -> Callable[[dict[str, Any], Message], Message]:
-    def handler(sessions: dict[str, Any], message: Message) -> Message:
-        folder = message["folder"]
+def _served(do: str) -> Callable[..., Message]:
+    def handler(sessions: dict[str, Any], folder: str, **values: Any) -> Message:
         if folder not in sessions:
             sessions[folder] = model_runner.ModelSession(Path(folder))
-        return model_runner.HANDLERS[do](sessions[folder], message)
+        return model_runner.HANDLERS[do](sessions[folder], **values)
 
     return handler
 

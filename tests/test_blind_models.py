@@ -12,6 +12,7 @@ import pytest
 from ckpttool.commands.verify import Verification, verify
 from ckpttool.core import CkpttoolError, UsageError
 from ckpttool.networks import ModelSpec
+from ckpttool.networks.messages import Requests
 from ckpttool.networks.model_child import last_error_line
 from ckpttool.verification import causes, two_models
 from ckpttool.verification.inputs import InputPair, draw_inputs, further_inputs
@@ -151,13 +152,14 @@ def test_the_order_of_axes_is_that_with_which_the_models_can_be_called() -> None
             self.dtypes: dict[str, str] = {}
             self.opened, self.inputs = 0, inputs
             self.row = {"inputs": inputs, "channels": "last" if inputs else "first", "notes": []}
+            self.ask = Requests(self.request)
 
         def open(self, *_: Any, **__: Any) -> dict[str, Any]:
             self.opened += 1
             return self.row
 
         def request(self, _: str, **values: Any) -> dict[str, Any]:
-            if values["shapes"] != [[20, 4]]:
+            if [row["shape"] for row in values["inputs"]] != [[20, 4]]:
                 raise UsageError("the model cannot be called")
             return {"dtypes": ["float32"], "below": [None], "notes": [], "size": 1}
 

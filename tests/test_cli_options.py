@@ -143,7 +143,8 @@ def test_help_ends_where_the_explanation_for_the_reference_begins(run: Callable[
 @pytest.mark.parametrize("record", [ConversionOptions, VerificationOptions])
 def test_the_reference_shows_the_whole_explanation_of_options(record: type) -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").replace("\\", "")
-    meanings = {name: meaning.split() for name, _, meaning in ENTRY.findall(inspect.getdoc(record) or "")}
+    text = "\n".join(inspect.cleandoc(kind.__doc__ or "") for kind in record.__mro__[:-1])
+    meanings = {name: meaning.split() for name, _, meaning in ENTRY.findall(text)}
     assert {item.name for item in fields(record)} == {*meanings}
     assert sum(" ".join(words).count(". ") for words in meanings.values()) > 5
     assert not [name for name, words in meanings.items() if " ".join(words).rstrip(".") not in page]

@@ -25,7 +25,6 @@ import ckpttool
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.conversion import format_conversion, targets
-from ckpttool.conversion.options import EXCLUSIONS
 from ckpttool.conversion.write import save
 from ckpttool.core import (
     Alias,
@@ -679,9 +678,27 @@ def test_options_that_exclude_each_other_are_refused_before_anything_is_read(
     assert caught.value.message.split()[0] == named
 
 
-def test_every_exclusion_names_fields_of_the_options() -> None:
-    known = {field.name for field in dataclasses.fields(ckpttool.ConversionOptions)}
-    assert {name for rule in EXCLUSIONS for name in rule.options} <= known
+JOBS = {"x.onnx": ckpttool.ExportOptions, "x.pt": ckpttool.FormatOptions, "x.npz": ckpttool.ModelFileOptions}
+# The word for the format of an ONNX model; the exit status of entries that a written model does not show.
+OF_THE_COMMAND = {"to", "allow_missing"}
+
+
+@pytest.mark.parametrize("target", [*JOBS])
+def test_options_of_another_job_are_refused(target: str, tmp_path: Path) -> None:
+    """Before, `convert SRC x.onnx --cast` and `--run-code` changed nothing and were accepted."""
+    own = {field.name for field in dataclasses.fields(JOBS[target])} | OF_THE_COMMAND
+    like = {"like": "a:b"} if target == "x.npz" else {}
+    others = [field for field in dataclasses.fields(ckpttool.ConversionOptions) if field.name not in own]
+    assert len(others) > 5
+    for field in others:
+        if field.name == "like" and target == "x.pt":
+            continue  # it is what makes another job of this one
+        value = ckpttool.AgentFacts(head="tanh") if field.name == "facts" else field.default is not True
+        options = ckpttool.ConversionOptions(**{field.name: value}, **like)
+        with pytest.raises(UsageError) as caught:
+            ckpttool.convert(str(tmp_path / "missing"), str(tmp_path / target), options)
+        keyword = "head" if field.name == "facts" else field.name
+        assert caught.value.message.startswith(f"{keyword}="), field.name
 
 
 @pytest.mark.parametrize("words", [("-o", "DST"), ("--out", "DST"), ("--out=DST",)])

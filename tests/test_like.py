@@ -196,8 +196,8 @@ def unloaded(write: Callable[[], Any]) -> dict[str, Any]:
     save = handlers["save"]
     try:
         model_runner.HANDLERS.update(
-            load=lambda *_: {},
-            save=lambda *args: (saves.append(1), save(*args))[1],  # type: ignore[func-returns-value]
+            load=lambda *_, **__: {},
+            save=lambda *args, **values: (saves.append(1), save(*args, **values))[1],  # type: ignore[func-returns-value]
         )
         write()
     except MappingError as error:
@@ -618,7 +618,7 @@ def test_one_tensor_does_not_stand_for_two_that_differ(tmp_path: Path, golden: G
 def test_a_model_that_holds_other_values_afterwards_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
-    monkeypatch.setitem(model_runner.HANDLERS, "load", lambda *_: {})
+    monkeypatch.setitem(model_runner.HANDLERS, "load", lambda *_, **__: {})
     with pytest.raises(MappingError) as caught:
         fill(dense(tmp_path, "fc"), str(tmp_path / "out.pt"), "torch", "like_small:Named")
     golden(caught.value)

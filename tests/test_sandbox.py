@@ -133,8 +133,8 @@ def _probe(there: dict[str, Any], monkeypatch: pytest.MonkeyPatch, side: two_mod
     """Open a side as `verify` does and attack from its process; return the outcomes and what is granted."""
     added = (
         "from ckpttool.networks import model_runner; from tests import attacks; "
-        "model_runner.HANDLERS['attack'] = lambda session, message: "
-        "attacks.outcomes(dict(message['there'], own=str(session.folder))); "
+        "model_runner.HANDLERS['attack'] = lambda session, there: "
+        "attacks.outcomes(dict(there, own=str(session.folder))); "
     )
     start, call, end = worker._RESTRICTED.partition("from ckpttool.networks.model_runner import main")
     monkeypatch.setattr(worker, "_RESTRICTED", start + added + call + end)
@@ -142,18 +142,15 @@ def _probe(there: dict[str, Any], monkeypatch: pytest.MonkeyPatch, side: two_mod
         process = two_models.ModelClient(side, host)
         opened = process.open(side.kind, run_code=True)
         declared = opened["inputs"] or [{"name": "x", "shape": [3], "dtype": "float32"}]
-        process.request(
-            "prepare",
-            names=[row["name"] for row in declared],
-            shapes=[row["shape"] for row in declared],
-            dtypes=[row["dtype"] for row in declared],
+        process.ask.prepare(
+            inputs=declared,
             batch=1,
             file=side.path if side.like is not None else None,
             part=None,
             run_code=True,
             rounded=None,
         )
-        return process.request("attack", there=there)
+        return process.ask.attack(there=there)  # type: ignore[attr-defined]
 
 
 _FILES = {

@@ -17,6 +17,7 @@ import pytest
 from ckpttool.commands.verify import verify
 from ckpttool.core import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.networks import ModelSpec
+from ckpttool.networks.messages import Requests
 from ckpttool.verification import training, two_models
 from ckpttool.verification.training import TensorMatcher, find_reordering
 from tests import schemas, tensorflow_child, warm
@@ -757,6 +758,9 @@ def test_an_optimizer_is_created_only_if_its_configuration_computes(rate: dict[s
 
     class Process:
         side = two_models.ModelSide("A", "x.keras")
+
+        def __init__(self) -> None:
+            self.ask = Requests(self.request)
 
         def request(self, do: str, **_: Any) -> dict[str, Any]:
             calls.append(do)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
@@ -16,7 +17,9 @@ import pytest
 from ckpttool.core import EnvironmentMismatchError, UnsupportedError, UsageError, WorkerError
 from ckpttool.networks import Activation, Concat, Dense, Network, Node, StateSlot, Worker
 from ckpttool.networks import worker as module
-from ckpttool.networks.messages import remove_generated_files
+from ckpttool.networks.messages import list_handlers, remove_generated_files
+from ckpttool.networks.model_runner import ModelRequests
+from ckpttool.networks.worker import WorkerSession
 from tests.golden_texts import Golden
 
 KERNEL = np.arange(6, dtype=np.float32).reshape(3, 2) / 10
@@ -101,6 +104,25 @@ def test_other_errors_name_their_type_and_the_worker_lives_on(worker: Worker) ->
     with pytest.raises(WorkerError, match="KeyError: 'dance'"):
         worker.request("dance")
     assert worker.versions()
+
+
+def test_a_keyword_that_a_request_does_not_have_is_refused(worker: Worker) -> None:
+    """It was ignored: handlers read the keys that they know of a dict."""
+    with pytest.raises(WorkerError, match=r"TypeError.*'precision'"):
+        worker.request("hello", precision="double")
+    assert worker.versions()
+
+
+@pytest.mark.parametrize("requests", [WorkerSession, ModelRequests])
+def test_both_sides_of_a_request_have_types(requests: type) -> None:
+    """The type checker compares the parent's calls with the handlers, if these have annotations."""
+    handlers = list_handlers(requests)
+    assert len(handlers) > 4
+    for do, handler in handlers.items():
+        session, *values = inspect.signature(handler).parameters.values()
+        assert do == "close" or session.name in ("self", "session")
+        assert all(value.annotation is not value.empty for value in values), do
+        assert inspect.signature(handler).return_annotation != "Any", do
 
 
 def test_an_unknown_backend_is_named() -> None:

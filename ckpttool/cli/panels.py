@@ -128,13 +128,15 @@ def _arrange(
     several = [declared for declared in every if len({option.title for option in declared.values()}) > 1]
     listed = {name: option.title for declared in several for name, option in declared.items()}
     places = {name: number for number, name in enumerate(listed)}
-    titles = {title: number for number, title in enumerate(dict.fromkeys(listed.values()))}
+    order = sorted(dict.fromkeys(listed.values()), key="Output".__eq__)  # what is written and printed: last
+    titles = {title: number for number, title in enumerate(order)}
     ranks: dict[str, tuple[int, int]] = {}
     for group in options if listed else ():
         position = len(listed)
         for parameter in group:
-            position = places.get(parameter.name, position)
-            ranks[parameter.name] = titles[parameter.annotation.__metadata__[0].rich_help_panel], position
+            title = parameter.annotation.__metadata__[0].rich_help_panel
+            position = places[parameter.name] if listed.get(parameter.name) == title else position
+            ranks[parameter.name] = titles[title], position
     # What has no panel stays before the panels or after them.
     first = next((number for number, parameter in enumerate(shown) if parameter.name in ranks), 0)
     rest = {parameter.name: (-1 if at < first else len(titles), 0) for at, parameter in enumerate(shown)}

@@ -13,8 +13,10 @@ from ckpttool.conversion.option_keywords import takes_options
 from ckpttool.conversion.options import (
     MOVED,
     ConversionOptions,
+    FormatOptions,
     FurtherConversionKeywords,
     FurtherFillKeywords,
+    ModelFileOptions,
     parse_request,
     require_compatible,
 )
@@ -33,11 +35,11 @@ if TYPE_CHECKING:
     from ckpttool.networks.worker import ModelSpec
 
 
-@takes_options(ConversionOptions, MOVED)
+@takes_options(FormatOptions, MOVED, ConversionOptions)
 def convert(
     source: str,
     target: str,
-    options: ConversionOptions | None = None,
+    options: FormatOptions | None = None,
     *,
     to: str | None = None,
     part: str | None = None,
@@ -68,22 +70,22 @@ def convert(
         target: the path to write (DST); its suffix selects the format unless `to` does.
         options: what to convert, and how; keywords replace its fields.
         progress: called with the finished and the total amount of work.
-        further: other fields of ConversionOptions, e.g. `shard_size`.
+        further: the other fields of FormatOptions, which follow.
 
     >>> import ckpttool
     >>> done = ckpttool.convert("sample_ckpts/td3_pendulum_tf/ckpt-15000", "agent.pt", dry_run=True)
     >>> done.written, done.report.complete, len(done.report.mapped)
     (False, True, 94)
     """
-    return run_conversion(source, target, options or ConversionOptions(), progress)
+    return run_conversion(source, target, ConversionOptions(**vars(options)), progress)
 
 
-@takes_options(ConversionOptions)
+@takes_options(ModelFileOptions)
 def fill(
     source: str,
     target: str,
     like: ModelSpec | str,
-    options: ConversionOptions | None = None,
+    options: ModelFileOptions | None = None,
     *,
     match: Sequence[str] = (),
     allow_unused: Sequence[str] = (),
@@ -114,7 +116,7 @@ def fill(
         like: code that builds the model: `package.module:factory`, or a ModelSpec with arguments.
         options: how to fill the model; keywords replace its fields.
         progress: called with the finished and the total amount of work.
-        further: other fields of ConversionOptions, e.g. `from_`.
+        further: the other fields of ModelFileOptions, which follow.
 
     >>> import ckpttool
     >>> from ckpttool.networks import ModelSpec
@@ -123,7 +125,7 @@ def fill(
     >>> done.report.complete, [entry.target for entry in done.report.mapped]
     (True, ['weight', 'bias'])
     """
-    return run_conversion(source, target, replace(options or ConversionOptions(), like=like), progress)
+    return run_conversion(source, target, ConversionOptions(**{**vars(options), "like": like}), progress)
 
 
 def run_conversion(
@@ -136,11 +138,9 @@ def run_conversion(
         facts = add_environment(options.facts, options.env)
         if exported:
             # Exports import modules that no other conversion needs.
-            from ckpttool.conversion.export import ExportOptions, export
+            from ckpttool.conversion.export import export
 
-            network, env, layout = options.network or "actor", options.env, options.layout
-            how = ExportOptions(network, env, layout, facts, options.dry_run, options.force, options.sync)
-            return export(source, target, how)
+            return export(source, target, replace(options, facts=facts))
         if options.like is not None:
             # A model is matched layer by layer.
             from ckpttool.conversion.filled_model import convert_into_model

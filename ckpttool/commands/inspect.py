@@ -12,7 +12,6 @@ from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import keep_open
 from ckpttool.core.text import describe_record, render_record
 from ckpttool.formats.detect import open_checkpoint, resolve
-from ckpttool.libraries.schema import NO_LAYOUT
 from ckpttool.listing.contents import CheckpointSummary, summarize_checkpoint
 from ckpttool.listing.rows import CheckpointRow
 
@@ -70,6 +69,8 @@ def inspect_path(
     folder of several checkpoints without a marked latest one, return a CheckpointFolder. Raise whatever
     `summary` raises.
     """
+    from ckpttool.libraries.schema import NO_LAYOUT  # other commands import this module
+
     path = filesystem.resolve_path(path)
     if layout not in (None, NO_LAYOUT):
         plugins.find("layouts", layout)  # a list of checkpoints recognises none

@@ -14,11 +14,11 @@ import numpy as np
 
 from ckpttool.conversion import receipt
 from ckpttool.conversion.option_keywords import takes_options
+from ckpttool.conversion.options import ExportOptions
 from ckpttool.conversion.plan import ConversionResult
 from ckpttool.conversion.targets import ONNX, name_target
 from ckpttool.core import sidecar, urls
 from ckpttool.core.atomic_write import Output, require_new, write_atomically
-from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import (
     EnvironmentMismatchError,
     FormatError,
@@ -237,36 +237,13 @@ OWN_ERROR = 4.0
 IMAGES = 100
 
 
-@dataclass(frozen=True, slots=True)
-class ExportOptions:
-    """The options of `export`.
-
-    Args:
-        network: title of the network, e.g. critic/q1.
-        env: Gymnasium id whose action space is used if the agent's files contain no bounds.
-        layout: read the source as this layout.
-        facts: facts about the agent that its files do not contain.
-        dry_run: report what the file would contain; write nothing.
-        force: replace the target if it exists.
-        sync: flush to disk before the rename.
-    """
-
-    network: str = "actor"
-    env: str | None = None
-    layout: str | None = None
-    facts: AgentFacts = NO_FACTS
-    dry_run: bool = False
-    force: bool = False
-    sync: bool = True
-
-
 @takes_options(ExportOptions)
 def export(
     source: str,
     target: str,
     options: ExportOptions | None = None,
     *,
-    network: str = "actor",
+    network: str | None = None,
     env: str | None = None,
     layout: str | None = None,
     facts: AgentFacts = NO_FACTS,
@@ -295,8 +272,8 @@ def export(
         raise UsageError("an export is an ONNX file", file=target, hint=f"name the target {name}")
     if not options.dry_run:
         require_package("onnx", "exporting to ONNX requires onnx", "onnx")
-    agent = restore_agent(source, options.layout, options.facts, options.network)
-    title = agent.title(options.network)
+    agent = restore_agent(source, options.layout, options.facts, options.network or "actor")
+    title = agent.title(options.network or "actor")
     if schema.HALVES in agent.binding.facts.lacks:
         spec = None if options.env is None else _environment_spec(agent, options.env, target)
         agent = take_means(agent, *count_actions(agent, spec))

@@ -20,7 +20,7 @@ from ckpttool.conversion.filling import (
 from ckpttool.conversion.layer_options import parse_layer_options
 from ckpttool.conversion.loading_code import format_loading_code
 from ckpttool.conversion.optimizer_options import parse_optimizer_options
-from ckpttool.conversion.options import ConversionOptions, ConversionRequest
+from ckpttool.conversion.options import ConversionRequest, ModelFileOptions
 from ckpttool.conversion.plan import ConversionPlan, ConversionResult, report_moves
 from ckpttool.conversion.preparation import PreparedTree
 from ckpttool.conversion.reverse import ReverseRecord
@@ -107,7 +107,7 @@ def _options_of_orders(layer: Layer, source: str, target: str) -> Iterator[tuple
 
 
 def convert_into_model(
-    source: str, target: str, like: ModelSpec | str, options: ConversionOptions, progress: Progress
+    source: str, target: str, like: ModelSpec | str, options: ModelFileOptions, progress: Progress
 ) -> ConversionResult:
     """Write the checkpoint that the user's model loads, filled from the one at `source`.
 
@@ -182,7 +182,7 @@ class _ModelWriter:
     plan: ModelFillPlan
     beside: TargetModel
     model: ModelSpec
-    options: ConversionOptions
+    options: ModelFileOptions
     progress: Progress
     back: ReverseRecord = field(default_factory=lambda: ReverseRecord(why="the target is your own model"))
     proof: ModelProof = field(default_factory=ModelProof)
@@ -266,7 +266,7 @@ class _ModelWriter:
 
 
 def _convert_optimizers(
-    plan: ModelFillPlan, form: str, options: ConversionOptions, known: Sidecar | None
+    plan: ModelFillPlan, form: str, options: ModelFileOptions, known: Sidecar | None
 ) -> ConvertedOptimizers:
     """Return the model with the source's optimizers, in a form that it loads."""
     none, settings = parse_optimizer_options((), options.optimizer)

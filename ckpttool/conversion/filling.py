@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ckpttool.conversion.filling_by_outputs import Choice, FillTrials, TrialSour
 from ckpttool.conversion.general import describe_sources, read_state_dicts
 from ckpttool.conversion.ledger import ModelLedger, account_for_tensors
 from ckpttool.conversion.option_keywords import takes_options
-from ckpttool.conversion.options import ConversionOptions
+from ckpttool.conversion.options import ModelFileOptions
 from ckpttool.conversion.parts import without_copies
 from ckpttool.conversion.plan import report_moves
 from ckpttool.conversion.preparation import NO_PREPARATION, PreparationOptions, PreparedTree, prepare_tree
@@ -74,6 +74,7 @@ from ckpttool.mapping.solver import Ambiguity, FillResult, LayerMatch, Misfit
 from ckpttool.networks import live_trees, model_child
 from ckpttool.networks.live import assign
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
+from ckpttool.networks.messages import Requests
 from ckpttool.networks.tracing import probe_module
 from ckpttool.networks.worker import ModelProcess, ModelSpec, as_model_spec
 from ckpttool.verification.proof import (
@@ -86,6 +87,9 @@ from ckpttool.verification.proof import (
     prove_live,
 )
 from ckpttool.verification.two_models import ModelHost
+
+if TYPE_CHECKING:
+    from ckpttool.networks.model_runner import ModelRequests
 
 # The `--to` targets that a framework loads into its own model.
 FORMS = ("torch", "tf", "keras")
@@ -113,6 +117,7 @@ class TargetModel:
         self._spec, self._form, self._target = spec, form or "", target
         self._built: Mapping[str, Any] = {}
         self.process = ModelProcess("model's process", spec.python)
+        self._ask = cast("ModelRequests", Requests(self.process.request))
         self._folder = tempfile.TemporaryDirectory(prefix="ckpttool-")
         # Of the tensors in the description of the model.
         self._keys: Mapping[Path, str | int] = {}
@@ -143,7 +148,7 @@ class TargetModel:
                 hint=targets.suggest_targets(self._target, built["forms"]),
             )
         shapes, guesses = ([*map(list, shapes)] for shapes in (self._spec.shapes, guessed))
-        modules = self.process.request("describe", shapes=shapes, guessed=guesses)["modules"]
+        modules = self._ask.describe(shapes=shapes, guessed=guesses)["modules"]
         tree = open_checkpoint(self._save("first")).tree
         if self._form == "keras" and all("vars/" not in leaf.key for _, leaf in tree.tensors()):
             raise UnsupportedError(
@@ -151,7 +156,7 @@ class TargetModel:
                 hint=targets.suggest_targets(self._target, ["tf"]),
             )
         places: dict[str | int, Path]
-        if self.process.request("number")["done"]:
+        if self._ask.number()["done"]:
             places = dict(_numbered_weights(tree, open_checkpoint(self._save("second")).tree))
         else:
             places = _key_places(tree)
@@ -167,7 +172,7 @@ class TargetModel:
     def inputs(self) -> tuple[Shape, ...]:
         """Return the shapes of the inputs that the model itself states, () if it does not state them all."""
         self._build()
-        rows = self.process.request("open", kind="factory", file=None)["inputs"]
+        rows = self._ask.open(kind="factory")["inputs"]
         return known_shapes(rows)
 
     def source_inputs(self) -> tuple[Shape, ...]:
@@ -190,18 +195,18 @@ class TargetModel:
                 array = array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
                 np.save(folder / f"value-{len(keys)}.npy", array, allow_pickle=False)
                 keys.append(self._keys[path])
-        self.process.request("put", keys=keys)
+        self._ask.put(keys=keys)
         return lambda: None
 
     def _build(self) -> Mapping[str, Any]:
         factory, arguments = self._spec.factory, self._spec.arguments
-        self._built = self._built or self.process.request("build", factory=factory, arguments=arguments)
+        self._built = self._built or self._ask.build(factory=factory, arguments=arguments)
         return self._built
 
     def _save(self, name: str) -> str:
         """Have the framework save the model; return the path to open."""
         file = os.path.join(self._folder.name, name)
-        return str(self.process.request("save", file=file, form=self._form)["file"])
+        return str(self._ask.save(file=file, form=self._form)["file"])
 
     def prove(self, written: Checkpoint, moved: ConvertedOptimizers) -> None:
         """Load the output into the model and its optimizers strictly, compare every tensor.
@@ -209,7 +214,7 @@ class TargetModel:
         Raise WorkerError if one of them does not load it, MappingError if values differ afterwards.
         """
         file, optimizers = self.staged(written), list(moved.documents)
-        self.process.request("load", file=file, form=self._form, optimizers=optimizers)
+        self._ask.load(file=file, form=self._form, optimizers=optimizers)
         cut, parts, others = len(moved.prefix), dict[str | int, Path](), dict[Path, Leaf]()
         rows: list[tuple[str | int, str, int, int]] = []
         for location, leaf in written.tree.tensors():
@@ -222,7 +227,7 @@ class TargetModel:
                 rows.append((key, source.file.path, source.offset, source.length))
             else:
                 others[location] = leaf
-        differing = [parts[key] for key in self.process.request("differing", parts=rows)["keys"]]
+        differing = [parts[key] for key in self._ask.differing(parts=rows)["keys"]]
         # What no weight identifies, e.g. the state of a random generator, is compared in a file of the model.
         stored = dict(open_checkpoint(self._save("again")).tree.tensors()) if others else {}
         differing += (
@@ -903,7 +908,7 @@ class ModelFillPlan(NamedTuple):
         return self._replace(ledger=ledger, report=report)
 
     def proof(
-        self, options: FillOptions | ConversionOptions, skipped: str | None, *, rounded: bool
+        self, options: FillOptions | ModelFileOptions, skipped: str | None, *, rounded: bool
     ) -> ProofRequest:
         """Return what runs the source's model, and what keeps the outputs from being comparable.
 
@@ -1026,7 +1031,7 @@ def load_into(
         model: the live model, filled in place.
         path: the checkpoint: a file, prefix or folder, or what `ckpttool.open` returned.
         options: how to fill the model; keywords replace its fields.
-        further: other fields of FillOptions, e.g. `fold_weight_norm`.
+        further: the other fields of FillOptions, which follow.
 
     >>> import ckpttool, torch
     >>> names = ["l1", "l2", "l3"]

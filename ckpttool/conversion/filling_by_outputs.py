@@ -141,9 +141,9 @@ class _GraphHost:
             known = [] if None in rows else rows
             return {"inputs": known, "channels": "first" if self._framework == "torch" else "last"}
         if do == "prepare":
-            if len(values["names"]) != len(self._graph.inputs):
+            if len(values["inputs"]) != len(self._graph.inputs):
                 raise UsageError("the models have different numbers of inputs")
-            declared = [dtype or "float32" for dtype in values["dtypes"]]
+            declared = [row["dtype"] or "float32" for row in values["inputs"]]
             dtypes = ["float32" if dtype.startswith("float") else dtype for dtype in declared]
             return {"dtypes": dtypes, "below": [None] * len(dtypes), "size": 0, "notes": []}
         own, names = [input_.name for input_ in self._graph.inputs], values["names"]

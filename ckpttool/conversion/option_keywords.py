@@ -6,7 +6,6 @@ or compared with, the record's fields and its docstring.
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -19,13 +18,16 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _ENTRY = deferred.compile(r" *(\w+)(?: \(.*?\))?:")
 
 
-def takes_options(record: type, moved: Mapping[str, str] | None = None) -> Callable[[_Function], _Function]:
+def takes_options(
+    record: type, moved: Mapping[str, str] | None = None, whole: type | None = None
+) -> Callable[[_Function], _Function]:
     """Return a decorator of functions whose keywords are fields of a record of options.
 
     The decorated function declares `options`, its last positional parameter, and fields as keywords, for
     editors and for `help`, which shows what the record's docstring states about each. It is called with a
-    record in `options` that has the keywords as its fields, those in `**further` included. A field in `moved`
-    warns (DeprecationWarning) and names the function that it belongs to.
+    record in `options` that has the keywords as its fields, those in `**further` included. A keyword in
+    `moved`, a field of the record `whole`, warns (DeprecationWarning) and names the function that it
+    belongs to.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -36,7 +38,7 @@ def takes_options(record: type, moved: Mapping[str, str] | None = None) -> Calla
 
         @functools.wraps(function)
         def call(*arguments: Any, **keywords: Any) -> Any:
-            names = {field.name for field in fields(record)} - {*positional}
+            names = {field.name for field in fields(whole or record)} - {*positional}
             own = {*positional, *keyword_only} - names
             changes = {name: keywords.pop(name) for name in [*keywords] if name not in own}
             for name in changes.keys() & (moved or {}).keys():
@@ -48,25 +50,35 @@ def takes_options(record: type, moved: Mapping[str, str] | None = None) -> Calla
             options = arguments[position] if len(arguments) > position else keywords.pop("options", None)
             if not isinstance(options, record | None):
                 raise TypeError(f"options of {function.__name__}() is a {record.__name__}")
-            options = with_keywords(record() if options is None else options, changes, function.__name__)
+            options = record() if options is None else options
+            if whole is not None and changes.keys() & (moved or {}).keys():
+                options = whole(**vars(options))
+            options = with_keywords(options, changes, function.__name__)
             if len(arguments) > position:
                 return function(*arguments[:position], options, *arguments[position + 1 :], **keywords)
             return function(*arguments, options=options, **keywords)
 
-        call.record = record  # type: ignore[attr-defined]
-        call.__doc__ = _describe_keywords(function.__doc__, keyword_only, record.__doc__)
+        call.record = whole or record  # type: ignore[attr-defined]
+        call.__doc__ = _describe_keywords(function.__doc__, keyword_only, record)
         return cast(_Function, call)
 
     return decorate
 
 
-def _describe_keywords(text: str | None, names: tuple[str, ...], declared: str | None) -> str | None:
-    """Return the function's docstring, in which the fields' descriptions follow that of `options`."""
-    if text is None or declared is None:
+def _describe_keywords(text: str | None, names: tuple[str, ...], record: type) -> str | None:
+    """Return the function's docstring with the fields' descriptions: those that it lists, and the others."""
+    declared = {}
+    for base in reversed(record.__mro__[:-1]):
+        declared.update(_entries(vars(base)["__doc__"] or ""))
+    if text is None or not declared:
         return text  # python -OO
-    entries, options = _entries(declared), _entries(text)["options"]
-    lines = [options, *(entries[name] for name in names if name in entries)]
-    return text.replace(options, "\n".join(lines), 1)
+    own = _entries(text)
+    listed = [declared[name] for name in names if name in declared]
+    others = [lines for name, lines in declared.items() if name not in names and name not in own]
+    for name, lines in (("options", listed), ("further", others)):
+        if name in own:
+            text = text.replace(own[name], "\n".join([own[name], *lines]), 1)
+    return text
 
 
 def _entries(docstring: str) -> dict[str, str]:
@@ -74,7 +86,7 @@ def _entries(docstring: str) -> dict[str, str]:
     lines = docstring.splitlines()
     depths = [len(line) - len(line.lstrip()) for line in lines]
     # Python 3.13 removes the common indentation when it compiles.
-    base = min(depth for line, depth in zip(lines[1:], depths[1:], strict=True) if line.strip())
+    base = min((d for line, d in zip(lines[1:], depths[1:], strict=False) if line.strip()), default=0)
     entries: dict[str, str] = {}
     name = ""
     for line, depth in zip(lines, depths, strict=True):
@@ -97,6 +109,8 @@ def with_keywords(options: _Options, keywords: Mapping[str, Any], function: str)
     names = [field.name for field in fields(cast(Any, options)) if field.init]
     for name in keywords:
         if name not in names:
+            import difflib
+
             close = difflib.get_close_matches(name, names, 1)
             meant = f"; did you mean {close[0]!r}?" if close else ""
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{meant}")

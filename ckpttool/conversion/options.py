@@ -1,8 +1,9 @@
-"""The options of a conversion: the record, parsed option texts, and mutually exclusive options."""
+"""The options of conversions to a format, to ONNX and into a model, and which exclude each other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, TypedDict
 
 from ckpttool.conversion.layer_options import format_layer_options, parse_layer_options
@@ -15,7 +16,7 @@ from ckpttool.conversion.preparation import NO_PREPARATION, PreparationOptions
 from ckpttool.conversion.targets import TargetKind
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import UsageError
-from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts, add_environment
+from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.mapping.layer_kinds import LayerOption
 
 if TYPE_CHECKING:
@@ -26,30 +27,49 @@ STANDARD_OUTPUT = "-"
 """Value of `code` that returns the text without writing a file."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConversionOptions:
-    """The options of `convert`, on the command line and as keywords of the function.
+@dataclass(frozen=True)
+class TargetOptions:
+    """Whether a file is written, and how.
 
-    In parentheses are the placeholders of values, and the names of options of the command line other than the
-    field's. Facts about an agent and models have more options there.
+    Output:
+        dry_run (--dry-run): Show the mapping without writing anything.
+        force (--force): Replace DST if it exists.
+        sync (--no-sync): Do not flush to disk before the rename (faster).
+    """
+
+    dry_run: bool = False
+    force: bool = False
+    sync: bool = True
+
+
+@dataclass(frozen=True)
+class AgentReading:
+    """How to read an agent, and facts about it that its files do not contain.
+
+    Agent:
+        layout: Layout to read; "none" maps the source by its layers alone.
+        facts: Facts about the agent that its files do not contain, for the sidecar.
+        env: Gymnasium environment of the agent, for the sidecar.
+            An ONNX model has its action bounds if the files contain none.
+    """
+
+    layout: str | None = None
+    facts: AgentFacts = NO_FACTS
+    env: str | None = None
+
+
+@dataclass(frozen=True)
+class MappingOptions(TargetOptions):
+    """What is selected of a checkpoint, and how its tensors are mapped to those of a target.
 
     Target:
         to (WORD): Target, e.g. torch or tf. Default: from the suffix of DST.
             `ckpttool convert --help` lists the targets.
-        network (NAME): For onnx: a network, e.g. critic/q1. Default: actor.
-        shard_size (SIZE): For safetensors, tf, dcp: files of at most SIZE (5GB).
-        shards (N): For tf: N files of about equal size.
-        jobs (N, --jobs -j): Write several files in N processes.
-        ray (ADDRESS): Write them on a Ray cluster; local starts --jobs workers.
 
     Selection and names:
         part (PATH): Convert only what is under this path in SRC.
-        weights (ema|raw): Convert only averaged or only trained weights.
         strip (--strip): Strip wrapper prefixes (module., _orig_mod.) from names.
-        restore (--restore): Restore the prefixes that SRC's sidecar lists.
         fold_weight_norm (--fold-weight-norm): Fold weight_g and weight_v into a single weight.
-        fold_normalizer (--fold-normalizer): Fold observation statistics into the first layers.
-            This is for libraries that keep no statistics.
 
     Mapping:
         rules (FILE, --map): TOML file of your own mapping rules.
@@ -60,14 +80,96 @@ class ConversionOptions:
         unflatten (PATTERN=H,W,C): Image that a dense output is reshaped to: 'fc=7,7,64'.
         from_ (FRAMEWORK, --from): Orientation of SRC's matrices: torch or tf.
             It is used where no name or shape shows the orientation.
+        optimizer (NAME/SETTING=VALUE): Hyperparameter that SRC lacks; 'none' leaves out optimizers.
+        like_source: Code that builds SRC's model, to run it; it also shows the order of flattened images.
+
+    Output:
+        allow_missing (--allow-missing): Write even if entries are unmapped or missing.
+        verify (--no-verify): Skip comparing network outputs after writing.
+            With the comparison, nothing is written if an output differs.
+    """
+
+    to: str | None = None
+    part: str | None = None
+    strip: bool = False
+    fold_weight_norm: bool = False
+    rules: str | None = None
+    kinds: Sequence[str] = ()
+    flatten: Sequence[str] = ()
+    unflatten: Sequence[str] = ()
+    from_: str | None = None
+    optimizer: Sequence[str] = ()
+    like_source: ModelSpec | str | None = None
+    allow_missing: bool = False
+    verify: bool = True
+
+    @property
+    def preparation(self) -> PreparationOptions:
+        """The changes to names and weights before the mapping."""
+        return PreparationOptions(strip=self.strip, fold=self.fold_weight_norm)
+
+    @property
+    def layers(self) -> tuple[LayerOption, ...]:
+        """The parsed `kinds`, `flatten` and `unflatten`; UsageError for invalid ones."""
+        return parse_layer_options(self.kinds, self.flatten, self.unflatten)
+
+
+@dataclass(frozen=True)
+class FormatOptions(AgentReading, MappingOptions):
+    """The options of `convert` to a format or a library.
+
+    Target:
+        shard_size (SIZE): For safetensors, tf, dcp: files of at most SIZE (5GB).
+        shards (N): For tf: N files of about equal size.
+        jobs (N, --jobs -j): Write several files in N processes.
+        ray (ADDRESS): Write them on a Ray cluster; local starts --jobs workers.
+
+    Selection and names:
+        weights (ema|raw): Convert only averaged or only trained weights.
+        restore (--restore): Restore the prefixes that SRC's sidecar lists.
+        fold_normalizer (--fold-normalizer): Fold observation statistics into the first layers.
+            This is for libraries that keep no statistics.
+
+    Mapping:
         l2 (PATTERN=FACTOR): Keras l2 penalty of weights: 'critic/**/kernel=0.01'.
             It is the FACTOR of `l2(FACTOR)` in the program.
-        optimizer (NAME/SETTING=VALUE): Hyperparameter that SRC lacks; 'none' leaves out optimizers.
 
-    Agent:
-        layout: Layout to read; "none" maps the source by its layers alone.
-        facts: Facts about the agent that its files do not contain, for the sidecar.
-        env: Gymnasium environment of the agent, for the sidecar.
+    Output:
+        code (FILE.py): Also write the networks' code; '-' prints it.
+            The file defines their modules, `load` and `act`. In Python, '-' writes no file; the result
+            has the text as `code`.
+    """
+
+    weights: str | None = None
+    restore: bool = False
+    fold_normalizer: bool = False
+    l2: Sequence[str] = ()
+    shard_size: str | None = None
+    shards: int | None = None
+    jobs: int | None = None
+    ray: str | None = None
+    code: str | None = None
+
+    @property
+    def preparation(self) -> PreparationOptions:
+        """The changes to names and weights before the mapping."""
+        return PreparationOptions(self.strip, self.restore, self.fold_weight_norm)
+
+
+@dataclass(frozen=True)
+class ExportOptions(AgentReading, TargetOptions):
+    """The options of `export`, to ONNX.
+
+    Target:
+        network (NAME): For onnx: a network, e.g. critic/q1. Default: actor.
+    """
+
+    network: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelFileOptions(MappingOptions):
+    """The options of `fill`, which writes the file that your own model loads.
 
     Your own model:
         like: Fill this model (`package.module:factory` or a ModelSpec) and write what it loads.
@@ -77,71 +179,34 @@ class ConversionOptions:
         accept_order (--accept-order): For --like: pair ambiguous layers by their order.
             It is used where no other evidence decides.
         allow_unused (PATTERN): For --like: leave out unused tensors of SRC; repeatable.
-        like_source: Code that builds SRC's model, to run it; it also shows the order of flattened images.
         run_code (--run-code): For --like: run SRC although its file contains code.
             Code is in SavedModel, TorchScript and Lambda layers.
-
-    Output:
-        code (FILE.py): Also write the networks' code; '-' prints it.
-            The file defines their modules, `load` and `act`. In Python, '-' writes no file; the result
-            has the text as `code`.
-        dry_run (--dry-run): Show the mapping without writing anything.
-        force (--force): Replace DST if it exists.
-        allow_missing (--allow-missing): Write even if entries are unmapped or missing.
-        sync (--no-sync): Do not flush to disk before the rename (faster).
-        verify (--no-verify): Skip comparing network outputs after writing.
-            With the comparison, nothing is written if an output differs.
     """
 
-    to: str | None = None
-    layout: str | None = None
-    part: str | None = None
-    weights: str | None = None
-    strip: bool = False
-    restore: bool = False
-    fold_weight_norm: bool = False
-    fold_normalizer: bool = False
-    rules: str | None = None
-    kinds: Sequence[str] = ()
-    flatten: Sequence[str] = ()
-    unflatten: Sequence[str] = ()
-    from_: str | None = None
-    l2: Sequence[str] = ()
-    optimizer: Sequence[str] = ()
-    network: str | None = None
-    env: str | None = None
-    facts: AgentFacts = NO_FACTS
     like: ModelSpec | str | None = None
     match: Sequence[str] = ()
-    accept_order: bool = False
     cast: bool = False
-    like_source: ModelSpec | str | None = None
-    run_code: bool = False
+    accept_order: bool = False
     allow_unused: Sequence[str] = ()
-    shard_size: str | None = None
-    shards: int | None = None
-    jobs: int | None = None
-    ray: str | None = None
-    allow_missing: bool = False
-    dry_run: bool = False
-    force: bool = False
-    sync: bool = True
-    verify: bool = True
-    code: str | None = None
+    run_code: bool = False
+
+
+@dataclass(frozen=True)
+class ConversionOptions(ModelFileOptions, ExportOptions, FormatOptions):
+    """The options of the command `convert`, which does the work of `convert`, `export` and `fill`.
+
+    In parentheses are the placeholders of values, and the names of options of the command line other than the
+    field's. Facts about an agent and models have more options there.
+    """
 
     @property
-    def preparation(self) -> PreparationOptions:
-        """The changes to names and weights before the mapping."""
-        return PreparationOptions(self.strip, self.restore, self.fold_weight_norm)
-
-    @property
-    def layers(self) -> tuple[LayerOption, ...]:
-        """The parsed `kinds`, `flatten` and `unflatten`; UsageError for invalid ones."""
-        return parse_layer_options(self.kinds, self.flatten, self.unflatten)
+    def job(self) -> type[TargetOptions]:
+        """The record of what is done if the target is no ONNX model."""
+        return FormatOptions if self.like is None else ModelFileOptions
 
 
 class FurtherConversionKeywords(TypedDict, total=False):
-    """Fields of ConversionOptions that `convert` takes as keywords without listing them."""
+    """Fields of FormatOptions that `convert` takes as keywords without listing them."""
 
     strip: bool
     restore: bool
@@ -160,7 +225,7 @@ class FurtherConversionKeywords(TypedDict, total=False):
 
 
 class FurtherFillKeywords(TypedDict, total=False):
-    """Fields of ConversionOptions that `fill` takes as keywords without listing them."""
+    """Fields of ModelFileOptions that `fill` takes as keywords without listing them."""
 
     to: str | None
     strip: bool
@@ -171,75 +236,42 @@ class FurtherFillKeywords(TypedDict, total=False):
     sync: bool
 
 
+def _names(record: type) -> set[str]:
+    return {field.name for field in fields(record)}
+
+
 # Keywords of `convert` that apply to a model of the user, or to ONNX, and the functions for these.
 MOVED = {
-    **dict.fromkeys(("like", "match", "cast", "accept_order", "allow_unused", "run_code"), "fill"),
-    "network": "export",
+    **dict.fromkeys(_names(ModelFileOptions) - _names(FormatOptions), "fill"),
+    **dict.fromkeys(_names(ExportOptions) - _names(FormatOptions), "export"),
 }
-
-
-class Exclusion(NamedTuple):
-    """Options (fields of ConversionOptions) rejected when a condition holds, and the error's text."""
-
-    holds: Callable[[ConversionOptions, bool], bool]
-    options: tuple[str, ...]
-    why: str
-    hint: str | None = "leave it out"
-
-
-# Conditions depend on the options and on whether the target is an export; the first match is the error.
-# `verify` is rejected if it is false.
-EXCLUSIONS = (
-    Exclusion(
-        lambda _, exported: exported,
-        (
-            *("weights", "part", "strip", "restore", "rules", "like", "fold_weight_norm", "fold_normalizer"),
-            *("l2", "optimizer", "kinds", "flatten", "match", "accept_order", "unflatten", "like_source"),
-            *("verify", "code", "shard_size", "shards", "jobs", "ray"),
-        ),
-        "does not apply to onnx",
-    ),
-    Exclusion(lambda _, exported: not exported, ("network",), "applies only to --to onnx"),
-    Exclusion(
-        lambda options, _: options.like is not None,
-        (
-            *("weights", "layout", "restore", "facts", "l2", "fold_normalizer", "code"),
-            *("shard_size", "shards", "jobs", "ray"),
-        ),
-        "cannot be used with --like",
-    ),
-    Exclusion(
-        lambda options, exported: options.like is None and not exported,
-        ("match", "accept_order", "cast", "run_code"),
-        "applies only to --like",
-    ),
-    Exclusion(
-        lambda options, exported: options.like is None and not exported,
-        ("allow_unused",),
-        "applies only to --like",
-        "use --allow-missing to write the target without the unmapped tensors",
-    ),
-    Exclusion(lambda options, _: options.restore, ("strip",), "and --restore undo each other", None),
-)
 _SPELLINGS = {"rules": "map", "kinds": "kind", "verify": "no-verify"}
 
 
 def require_compatible(options: ConversionOptions, *, exported: bool) -> None:
-    """Raise UsageError if two options exclude each other, or one does not apply to the kind of target."""
-    for rule in EXCLUSIONS:
-        if rule.holds(options, exported):
-            for name in rule.options:
-                for option in _given_options(options, name):
-                    raise UsageError(f"--{option} {rule.why}", hint=rule.hint)
+    """Raise UsageError if two options exclude each other, or one does not apply to the kind of target.
 
-
-def _given_options(options: ConversionOptions, name: str) -> Iterator[str]:
-    """Yield the command-line options, without dashes, that set a field."""
-    if name == "facts":
-        known = add_environment(options.facts, options.env).known
-        yield from (fact.replace("_", "-") for fact in known)
-    elif getattr(options, name) if name != "verify" else not options.verify:
-        yield _SPELLINGS.get(name, name.replace("_", "-"))
+    Those of another job do not apply. The word for ONNX, and the exit status that `allow_missing` permits,
+    are the command's.
+    """
+    own = {*_names(ExportOptions), "to", "allow_missing"} if exported else _names(options.job)
+    for option in fields(options):
+        if option.name in own or getattr(options, option.name) == option.default:
+            continue
+        reason, hint = "cannot be used with --like", "leave it out"
+        if exported:
+            reason = "does not apply to onnx"
+        elif MOVED.get(option.name) == "export":
+            reason = "applies only to --to onnx"
+        elif MOVED.get(option.name) == "fill":
+            reason = "applies only to --like"
+        if option.name == "allow_unused" and not exported:
+            hint = "use --allow-missing to write the target without the unmapped tensors"
+        names = (*options.facts.known,) if option.name == "facts" else (option.name,)
+        spelling = _SPELLINGS.get(names[0], names[0].strip("_").replace("_", "-"))
+        raise UsageError(f"--{spelling} {reason}", hint=hint)
+    if options.strip and options.restore:
+        raise UsageError("--strip and --restore undo each other")
 
 
 class ConversionRequest(NamedTuple):
@@ -250,7 +282,7 @@ class ConversionRequest(NamedTuple):
     """
 
     kind: TargetKind
-    options: ConversionOptions = ConversionOptions()
+    options: FormatOptions = FormatOptions()
     rules: RuleFile | None = None
     stated: OptimizerOptions = NO_OPTIMIZER_OPTIONS
     layer_options: Sequence[LayerOption] = ()
@@ -308,7 +340,7 @@ class ConversionRequest(NamedTuple):
         return self.kind.options.get("graph") is False
 
 
-def parse_request(kind: TargetKind, options: ConversionOptions) -> ConversionRequest:
+def parse_request(kind: TargetKind, options: FormatOptions) -> ConversionRequest:
     """Return the options with texts parsed; raise UsageError for invalid ones."""
     rules = None
     if options.rules is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
@@ -52,6 +51,8 @@ def select_part(tree: Tree, part: str) -> tuple[Tree, tuple[str, ...]]:
 
 def _unknown_part_error(tree: Tree, part: str) -> UsageError:
     """Return the error for a path with nothing under it, with similar paths."""
+    import difflib  # for errors only
+
     names = list(tree.names.values())
     folders: dict[str, int] = {}
     for name in names:

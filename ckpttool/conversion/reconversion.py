@@ -19,7 +19,7 @@ from ckpttool.conversion.optimizer_options import (
     OptimizerOptions,
     read_optimizer_options,
 )
-from ckpttool.conversion.options import ConversionOptions, parse_request
+from ckpttool.conversion.options import FormatOptions, parse_request
 from ckpttool.conversion.plan import CONTAINERS, ConversionPlan, plan_conversion
 from ckpttool.conversion.targets import TARGETS, TargetKind
 from ckpttool.core import dtypes, plugins
@@ -164,7 +164,7 @@ def _plan_reconversion(
     dropped_state = options.get("no_optimizers") is True
     request = parse_request(
         kind,
-        ConversionOptions(
+        FormatOptions(
             layout=_text(options.get("layout")),
             part=_text(options.get("part")),
             strip=options.get("strip") is True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -124,6 +123,8 @@ def find_target_name(kind: TargetKind) -> str:
 
 def _unknown_target_error(chosen: str, known: Collection[str]) -> UsageError:
     """Return the error for an unknown target, with the most similar one."""
+    import difflib  # for errors only
+
     plain = re.sub(r"[^a-z0-9]", "", chosen.lower())
     names = {re.sub("_", "", name): name for name in known}
     close = difflib.get_close_matches(plain, [*names, *_MEANT], 1)

@@ -147,7 +147,6 @@ def update_count_notes(tree: Tree) -> tuple[str, ...]:
 
 def _find_update_counts(tree: Tree) -> Iterator[str]:
     from ckpttool.libraries.optimizer_entries import POWERS
-    from ckpttool.libraries.optimizers_read import infer_step_count
 
     for path, leaf in tree.tensors():
         last = str(path[-1].value) if path else ""
@@ -155,8 +154,11 @@ def _find_update_counts(tree: Tree) -> Iterator[str]:
             continue
         other: Path = (*path[:-1], path[-1]._replace(value=POWERS[1] + last.removeprefix(POWERS[0])))
         second = tree.get(other)
-        scalar = isinstance(second, Leaf) and not second.shape
-        if scalar and (inferred := infer_step_count(tree, (path, other))) is not None:
+        if not isinstance(second, Leaf) or second.shape:
+            continue
+        from ckpttool.libraries.optimizers_read import infer_step_count
+
+        if (inferred := infer_step_count(tree, (path, other))) is not None:
             steps, betas = inferred
             updates = format_count(steps, "update")
             yield f"{tree.names[path]}: Adam has made {updates} (assuming betas {betas[0]} and {betas[1]})"

@@ -1,7 +1,8 @@
 """Exchange messages between parent and child process: JSON lines over pipes, answered in order.
 
 `{"id", "do", ...}` is answered by `{"id", "ok"}` or `{"id", "error"}`. The syntax is Python 3.7's,
-here and in imported modules: interpreters of other environments run this code.
+here and in imported modules: interpreters of other environments run this code. A request calls the handler
+that `do` names with keywords. Handlers are functions of a class, which also types the calls of the parent.
 """
 
 from __future__ import annotations
@@ -11,13 +12,29 @@ import os
 import sys
 import traceback
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import IO, Any, Callable, Dict, Iterator, Mapping, Tuple, Type  # noqa: UP035 - as above
 
 from ckpttool.core.errors import CkpttoolError, WorkerError
 
 Message = Dict[str, Any]  # noqa: UP006 - as above
-Handler = Callable[[Any, Message], Message]
+Handler = Callable[..., Message]
 FACTS = ("message", "file", "path", "offset", "expected", "found", "hint")
+
+
+class Requests:
+    """Requests as calls of methods; callers cast it to the class of the handlers."""
+
+    def __init__(self, request: Handler) -> None:
+        self._request = request
+
+    def __getattr__(self, do: str) -> Handler:
+        return partial(self._request, do)
+
+
+def list_handlers(requests: type) -> Dict[str, Handler]:  # noqa: UP006 - as above
+    """Return the handlers of a class by name."""
+    return {do: handler for do, handler in vars(requests).items() if do[0] != "_" and callable(handler)}
 
 
 def encode_line(message: Message) -> bytes:
@@ -42,12 +59,13 @@ def serve(session: Any, handlers: Mapping[str, Handler], requests: IO[bytes], an
     """Answer every request with the handler named by its `do`, until the parent closes the pipe."""
     for request in requests:
         message = json.loads(request)
+        number, do = message.pop("id"), message.pop("do")
         try:
-            answer = {"ok": handlers[message["do"]](session, message)}
+            answer = {"ok": handlers[do](session, **message)}
         except Exception as error:  # noqa: BLE001 - whatever a framework raises must reach the parent
             traceback.print_exc()
             answer = {"error": encode_error(error)}
-        answers.write(encode_line(dict(answer, id=message["id"])))
+        answers.write(encode_line(dict(answer, id=number)))
         answers.flush()
 
 
@@ -75,7 +93,7 @@ def remove_generated_files() -> None:
                 os.remove(getattr(module, "__file__", ""))
 
 
-def end_process(_session: object, _message: Message) -> Message:
+def end_process(_session: object) -> Message:
     """End this process at once: some frameworks abort while an interpreter shuts down.
 
     No data is left to save, and no answer is sent.

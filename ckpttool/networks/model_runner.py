@@ -3,6 +3,8 @@
 The syntax is Python 3.7's: interpreters of other environments run this code.
 """
 
+# ruff: noqa: UP013  # the types of answers need a line each
+
 from __future__ import annotations
 
 import contextlib
@@ -14,7 +16,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,14 +24,13 @@ from ckpttool.core import sandbox
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
 from ckpttool.core.graph_layers import GraphLayer, GraphOperation, LayerGrouping
 from ckpttool.networks import model_training
-from ckpttool.networks.messages import Message, end_process, message_pipes, serve
+from ckpttool.networks.messages import Message, end_process, list_handlers, message_pipes, serve
 from ckpttool.networks.model_child import (
     KerasRunner,
     ModelRunner,
     TensorFlowRunner,
     TorchRunner,
     call_factory,
-    class_bases,
     is_missing,
     last_error_line,
     layer_row,
@@ -50,6 +51,33 @@ from ckpttool.networks.tracing import (
     to_array,
     view_array,
 )
+
+if TYPE_CHECKING:  # typing.TypedDict is younger than Python 3.7
+    from typing import NotRequired, TypedDict
+
+    Rows = list[Message]
+    Names = list[str]
+    Input = TypedDict("Input", {"name": str, "shape": list[int], "dtype": str | None})
+    Built = TypedDict("Built", {"framework": str, "forms": Names})
+    MadeExact = TypedDict("MadeExact", {"made": bool, "reason": str, "copied": NotRequired[bool]})
+    Called = TypedDict("Called", {"outputs": Names, "calls": Rows})
+    Repeated = TypedDict("Repeated", {"made": int, "reason": str})
+    Opened = TypedDict(
+        "Opened",
+        {
+            "framework": str,
+            "inputs": Rows,
+            "versions": Any,
+            "channels": str,
+            "observable": bool,
+            "notes": Names,
+        },
+    )
+    Limits = list[int | None]
+    Prepared = TypedDict("Prepared", {"dtypes": Names, "below": Limits, "notes": Names, "size": int})
+    Operations = TypedDict(
+        "Operations", {"operations": Rows, "calls": Rows, "values": dict[str, str], "written": list[Any]}
+    )
 
 _BATCH = 2
 
@@ -565,7 +593,7 @@ class ModelSession:
         self.trainer: Any = None
         self._layers: list[dict[str, Any]] | None = None
 
-    def layers(self) -> list[dict[str, Any]]:
+    def list_layers(self) -> list[dict[str, Any]]:
         """Return the layers of the prepared model: the first call may create some."""
         if self._layers is None:
             self._layers = self.runner.layers()
@@ -576,9 +604,8 @@ class ModelSession:
         return [np.load(self.folder / f"input-{index}.npy", allow_pickle=False) for index in range(count)]
 
 
-def _build(session: ModelSession, message: Message) -> Message:
+def _build(session: ModelSession, factory: str, arguments: Any) -> Built:
     """Create the user's model; raise UsageError if the factory does not return one."""
-    factory, arguments = message["factory"], message["arguments"]
     with _without_collector():
         model = call_factory(factory, arguments)
     require_model(
@@ -590,29 +617,37 @@ def _build(session: ModelSession, message: Message) -> Message:
     return {"framework": session.runner.framework, "forms": list(session.runner.forms)}
 
 
-def _describe(session: ModelSession, message: Message) -> Message:
+def _describe(session: ModelSession, shapes: list[list[int]], guessed: list[list[int]]) -> dict[str, Rows]:
     """Return every module, with the facts of a call if one was made."""
-    called = session.runner.build(message["shapes"] or [], message["guessed"] or [])
+    called = session.runner.build(shapes, guessed)
     return {"modules": session.runner.describe(called)}
 
 
-def _load(session: ModelSession, message: Message) -> Message:
+def _load(session: ModelSession, file: str, form: str, optimizers: list[dict[str, Any]]) -> Message:
     try:
-        session.runner.fill(message["file"], message["form"], message["optimizers"])
+        session.runner.fill(file, form, optimizers)
     except Exception as error:
         raise WorkerError("the model cannot load the written file: " + last_error_line(error)) from error
     return {}
 
 
-def _open(session: ModelSession, message: Message) -> Message:
-    kind, file = message["kind"], message["file"]
+def _open(
+    session: ModelSession,
+    kind: str,
+    file: str = "",
+    version: str | None = None,
+    factory: str | None = None,
+    arguments: Any = None,
+    *,
+    run_code: bool = False,
+) -> Opened:
     runner = session.runner
     if kind == "factory":
         if runner.model is None:
-            _build(session, message)
+            _build(session, str(factory), arguments)
             runner = session.runner
     elif kind == "keras":
-        runner = open_keras(file, message["version"] or "", run_code=message["run_code"])
+        runner = open_keras(file, version or "", run_code=run_code)
     elif kind == "torchscript":
         torch: Any = importlib.import_module("torch")
         runner = ScriptRunner(torch.jit.load(file, map_location="cpu"))
@@ -628,29 +663,37 @@ def _open(session: ModelSession, message: Message) -> Message:
         "channels": runner.channels() if runner.framework != "keras" or runner.model.built else "",
         "observable": runner.observable,
         "notes": runner.notes,
-        "tensor_class": sorted(name for _, name in class_bases(runner.model))[:8],
     }
 
 
-def _prepare(session: ModelSession, message: Message) -> Message:
+def _prepare(
+    session: ModelSession,
+    inputs: list[Input],
+    batch: int | None,
+    file: str | None,
+    part: str | None,
+    rounded: str | None,
+    *,
+    run_code: bool,
+) -> Prepared:
     """Find how the model is called and which inputs are integers; load the file strictly."""
-    runner, names = session.runner, message["names"]
-    shapes, dtypes = message["shapes"], message["dtypes"]
+    runner = session.runner
     lazy = runner.framework != "torch" or any(
         is_missing(tensor) for tensor in itertools.chain(runner.model.parameters(), runner.model.buffers())
     )
 
     def load() -> list[str]:
         sandbox.confine()
-        return runner.load(message["file"], message["part"], run_code=message["run_code"])
+        return runner.load(str(file), part, run_code=run_code)
 
-    notes = [] if lazy or not message["file"] else load()
-    chosen, ids = _first_call(runner, names, shapes, dtypes, message["batch"] or _BATCH)
-    if lazy and message["file"]:
+    notes = [] if lazy or not file else load()
+    chosen, ids = _first_call(runner, inputs, batch or _BATCH)
+    if lazy and file:
         notes = load()
-    if message["rounded"] is not None:
-        _round(runner, message["rounded"])
-    size = sum(int(np.prod(tensor.shape)) for row in session.layers() for tensor in row["tensors"].values())
+    if rounded is not None:
+        _round(runner, rounded)
+    tensors = (tensor for row in session.list_layers() for tensor in row["tensors"].values())
+    size = sum(int(np.prod(tensor.shape)) for tensor in tensors)
     protections = sandbox.protections()
     missing = sandbox.describe_missing("its process", protections.missing if protections else {})
     notes += [missing] if missing else []
@@ -670,9 +713,7 @@ def _reason(error: Exception) -> str:
     return error.message if isinstance(error, UnsupportedError) else last_error_line(error)
 
 
-def _first_call(
-    runner: ModelRunner, names: list[str], shapes: list[list[int]], dtypes: list[str | None], batch: int
-) -> tuple[list[str], list[int | None]]:
+def _first_call(runner: ModelRunner, inputs: list[Input], batch: int) -> tuple[list[str], list[int | None]]:
     """Call the model in the first way that works; return the inputs' dtypes, and the limits of integers."""
 
     def attempt(names: list[str], inputs: list[Any]) -> tuple[list[str], list[int | None]]:
@@ -680,8 +721,8 @@ def _first_call(
 
     result: tuple[list[str], list[int | None]] = runner.call_first(
         attempt,
-        shapes,
-        dict(paired(names, dtypes)),
+        [row["shape"] for row in inputs],
+        {row["name"]: row["dtype"] for row in inputs},
         lambda shape, dtype, index: _pattern([batch, *shape], dtype, index),
         "pass the shape of each input without the batch: --input-shape NAME=3,32,32",
     )
@@ -775,23 +816,21 @@ class _EmbeddingRecorder(CallRecorder):
                 self.hits += [(path, index) for index in places[:1] if len(places) == 1]
 
 
-def _exact(session: ModelSession, message: Message) -> Message:
+def _exact(session: ModelSession, names: list[str], *, copied: bool) -> MadeExact:
     """Create the float64 form of the model and return whether it exists."""
     try:
-        names = message["names"]
-        session.runner.make_exact(names, session.inputs(len(names)), copied=message["copied"])
+        session.runner.make_exact(names, session.inputs(len(names)), copied=copied)
     except Exception as error:  # noqa: BLE001 - a model without such a form is compared in float32
         return {"made": False, "reason": _reason(error)}
     return {"made": True, "reason": "", "copied": session.runner.exact is not session.runner.model}
 
 
-def _run(session: ModelSession, message: Message) -> Message:
+def _run(session: ModelSession, names: list[str], *, exact: bool, observe: bool) -> Called:
     """Call the model; write its outputs, and return the calls of its layers."""
-    runner, names = session.runner, message["names"]
-    inputs, exact = session.inputs(len(names)), message["exact"]
+    runner, inputs = session.runner, session.inputs(len(names))
     recorder = CallRecorder()
     with _model_errors():
-        if message["observe"]:
+        if observe:
             with runner.observe(recorder, exact=exact):
                 result = runner.call(names, inputs, exact=exact)
         else:
@@ -803,17 +842,19 @@ def _run(session: ModelSession, message: Message) -> Message:
 _PIECE = 1 << 20  # bytes
 
 
-def _put(session: ModelSession, message: Message) -> Message:
+def _put(session: ModelSession, keys: list[str | int]) -> Message:
     """Give the values that the parent wrote to the model's tensors."""
-    names = {key: session.folder / f"value-{index}.npy" for index, key in enumerate(message["keys"])}
+    names = {key: session.folder / f"value-{index}.npy" for index, key in enumerate(keys)}
     session.runner.put({key: np.load(file, allow_pickle=False) for key, file in names.items()})
     return {}
 
 
-def _differing(session: ModelSession, message: Message) -> Message:
+def _differing(
+    session: ModelSession, parts: list[tuple[str | int, str, int, int]]
+) -> dict[str, list[str | int]]:
     """Return the keys of tensors whose bytes are not those of a part of a file: path, offset, length."""
     stored, keys = session.runner.stored(), []
-    for key, file, offset, length in message["parts"]:
+    for key, file, offset, length in parts:
         array = np.ascontiguousarray(view_array(stored[key])).reshape(-1).view(np.uint8)
         part = np.memmap(file, np.uint8, "r", offset, (length,)) if length else array[:0]
         pieces = (slice(start, start + _PIECE) for start in range(0, length, _PIECE))
@@ -822,9 +863,9 @@ def _differing(session: ModelSession, message: Message) -> Message:
     return {"keys": keys}
 
 
-def _results(session: ModelSession, message: Message) -> Message:
+def _results(session: ModelSession, names: list[str]) -> dict[str, Names]:
     """Call the model; write its outputs, and descriptions of the results of its layers (see tracing)."""
-    runner, names = session.runner, message["names"]
+    runner = session.runner
     recorder = NumbersRecorder()
     with _model_errors():
         with runner.observe(recorder):
@@ -901,39 +942,39 @@ _CHUNK = 1 << 16
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
-def _layers(session: ModelSession, message: Message) -> Message:
+def _layers(session: ModelSession) -> dict[str, Rows]:
     """Return every layer with a description of its tensors."""
-    del message
     return {
         "layers": [
             dict(layer, tensors=[_describe_tensor(name, tensor) for name, tensor in layer["tensors"].items()])
-            for layer in session.layers()
+            for layer in session.list_layers()
         ]
     }
 
 
-def _capture(session: ModelSession, message: Message) -> Message:
+def _capture(
+    session: ModelSession, names: list[str], selected: list[tuple[str, int]], *, exact: bool, outputs: bool
+) -> Called:
     """Call the model; write its outputs, and inputs and outputs of the wanted calls of layers."""
-    runner, names, exact = session.runner, message["names"], message["exact"]
-    folder = session.folder / "calls"
+    runner, folder = session.runner, session.folder / "calls"
     folder.mkdir(exist_ok=True)
     for file in folder.iterdir():
         file.unlink()
-    recorder = CallRecorder({(path, number) for path, number in message["wanted"]}, folder)
+    recorder = CallRecorder({(path, number) for path, number in selected}, folder)
     with _model_errors():
         with runner.observe(recorder, exact=exact):
             result = runner.call(names, session.inputs(len(names)), exact=exact)
         session.kept = recorder.kept
-        outputs = _write_outputs(session, result) if message["outputs"] else []
-    return {"calls": recorder.calls, "outputs": outputs}
+        written = _write_outputs(session, result) if outputs else []
+    return {"calls": recorder.calls, "outputs": written}
 
 
-_NO_OPERATIONS: Message = {"operations": [], "calls": [], "values": {}, "written": []}
+_NO_OPERATIONS: Operations = {"operations": [], "calls": [], "values": {}, "written": []}
 
 
-def _operations(session: ModelSession, message: Message) -> Message:
+def _operations(session: ModelSession, names: list[str], *, exact: bool) -> Operations:
     """Call the model; write the values of all its operations, and return these and the calls of layers."""
-    runner, names, exact = session.runner, message["names"], message["exact"]
+    runner = session.runner
     recorder, trace = OperationRecorder(), runner.trace()
     if trace is None or not runner.observable:
         return _NO_OPERATIONS
@@ -948,20 +989,14 @@ def _operations(session: ModelSession, message: Message) -> Message:
     np.savez(session.folder / "operations.npz", **stored)
     digests = [_digest_numbers(array) if array.dtype.kind == "f" else "" for array in stored.values()]
     rows = dict(paired(stored, digests))
-    return dict(
-        _NO_OPERATIONS,
-        operations=recorder.operations,
-        calls=recorder.calls,
-        values=rows,
-        written=recorder.written,
-    )
+    calls, written = recorder.calls, recorder.written
+    return {"operations": recorder.operations, "calls": calls, "values": rows, "written": written}
 
 
-def _read_tensors(session: ModelSession, message: Message) -> Message:
+def _read_tensors(session: ModelSession, path: str, *, parts: bool) -> dict[str, Names]:
     """Write the tensors of one layer, and of its parts if they are requested."""
-    path = message["path"]
-    tensors = dict(next(layer["tensors"] for layer in session.layers() if layer["path"] == path))
-    for layer in session.layers() if message["parts"] else ():
+    tensors = dict(next(layer["tensors"] for layer in session.list_layers() if layer["path"] == path))
+    for layer in session.list_layers() if parts else ():
         part = layer["path"][len(path) + 1 :].replace(".", "/")
         if part and layer["path"].startswith((path + ".", path + "/")):
             tensors.update((part + "/" + name, tensor) for name, tensor in layer["tensors"].items())
@@ -970,47 +1005,67 @@ def _read_tensors(session: ModelSession, message: Message) -> Message:
     return {"names": list(tensors)}
 
 
-def _repeat(session: ModelSession, message: Message) -> Message:
+def _repeat(
+    session: ModelSession,
+    path: str,
+    number: int,
+    tensors: dict[str, str],
+    settings: Message,
+    changed_input: str | None,
+    *,
+    exact: bool,
+) -> Repeated:
     """Repeat a recorded call of one layer with other tensors, settings or input; write the result."""
-    tensors = {
-        name: np.load(session.folder / file, allow_pickle=False) for name, file in message["tensors"].items()
-    }
-    changes = {"tensors": tensors, "settings": message["settings"]}
-    call = session.kept[message["path"], message["number"]]
+    arrays = {name: np.load(session.folder / file, allow_pickle=False) for name, file in tensors.items()}
+    changes = {"tensors": arrays, "settings": settings}
+    call = session.kept[path, number]
     try:
-        if message["given"] is not None:
-            layer_input = np.load(session.folder / message["given"], allow_pickle=False)
-            call = ((session.runner.tensor(layer_input, exact=message["exact"]), *call[0][1:]), call[1])
-        result = session.runner.call_layer(message["path"], call, changes, exact=message["exact"])
+        if changed_input is not None:
+            layer_input = np.load(session.folder / changed_input, allow_pickle=False)
+            call = ((session.runner.tensor(layer_input, exact=exact), *call[0][1:]), call[1])
+        result = session.runner.call_layer(path, call, changes, exact=exact)
     except Exception as error:  # noqa: BLE001 - this change does not fit the layer
         return {"made": -1, "reason": last_error_line(error)}
-    arrays = [to_array(tensor) for tensor in list_tensors(result)]
-    for index, array in enumerate(arrays):
+    outputs = [to_array(tensor) for tensor in list_tensors(result)]
+    for index, array in enumerate(outputs):
         np.save(session.folder / f"repeated-{index}.npy", array, allow_pickle=False)
-    return {"made": len(arrays), "reason": ""}
+    return {"made": len(outputs), "reason": ""}
 
 
-HANDLERS = {
-    "build": _build,
-    "describe": _describe,
-    "save": lambda session, message: {"file": session.runner.save(message["file"], message["form"])},
-    "number": lambda session, _: {"done": session.runner.number()},
-    "load": _load,
-    "open": _open,
-    "prepare": _prepare,
-    "exact": _exact,
-    "run": _run,
-    "put": _put,
-    "differing": _differing,
-    "results": _results,
-    "layers": _layers,
-    "capture": _capture,
-    "operations": _operations,
-    "tensors": _read_tensors,
-    "repeat": _repeat,
-    "close": end_process,
-    **model_training.HANDLERS,
-}
+class ModelRequests(ModelSession):
+    """What the parent may request of the process of a model."""
+
+    build = _build
+    describe = _describe
+    load = _load
+    open = _open
+    prepare = _prepare
+    exact = _exact
+    run = _run
+    put = _put
+    differing = _differing
+    results = _results
+    layers = _layers
+    capture = _capture
+    operations = _operations
+    tensors = _read_tensors
+    repeat = _repeat
+    optimizer = model_training.prepare_optimizer
+    optimizer_config = model_training.read_optimizer_config
+    slots = model_training.read_slots
+    train = model_training.train_model
+    close = end_process
+
+    def save(self, file: str, form: str) -> dict[str, str]:
+        """Write the model to a file."""
+        return {"file": self.runner.save(file, form)}
+
+    def number(self) -> dict[str, bool]:
+        """Give each variable its number as values."""
+        return {"done": self.runner.number()}
+
+
+HANDLERS = list_handlers(ModelRequests)
 
 
 def main(folder: str) -> None:

@@ -14,17 +14,32 @@ import os
 import sys
 import zipfile
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ckpttool.core import optimizers
+from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError, suggest_choice
 from ckpttool.core.optimizers import ADAM, BUFFER, HOW, KERAS_LISTS, SCHEDULED, VELOCITY
 from ckpttool.networks import model_child
 from ckpttool.networks.messages import Message
 from ckpttool.networks.model_child import find_named_object, last_error_line
 from ckpttool.networks.tracing import paired
+
+if TYPE_CHECKING:  # typing.TypedDict is younger than Python 3.7
+    from typing import TypedDict
+
+    PreparedOptimizer = TypedDict(  # noqa: UP013
+        "PreparedOptimizer",
+        {
+            "found": bool,
+            "optimizer": Message | None,
+            "tensors": list[str],
+            "notes": list[str],
+            "assumed": list[str],
+        },
+    )
 
 STEP = "step"
 # State of one parameter that is a number, in PyTorch.
@@ -34,6 +49,7 @@ _DECAY, _DECOUPLED = "weight_decay", "decoupled_weight_decay"
 _UNREAD = (*HOW, _DECOUPLED, "initial_accumulator_value")
 
 
+@dataclass
 class TrainingJob:
     """What one training run uses: inputs, targets, loss, and settings that replace the checkpoint's.
 
@@ -41,16 +57,19 @@ class TrainingJob:
     framework adds it.
     """
 
-    def __init__(self, message: Message, inputs: list[Any], targets: list[Any]) -> None:
-        self.names: list[str] = message["names"]
-        self.exact: bool = message["exact"]
-        self.outputs: list[str] = message["outputs"]
-        self.changes: dict[str, Any] = message["changes"]
-        self.corrected: bool | None = message["corrected"]
-        self.steps: list[int] = message["steps"]
-        self.loss: Callable[..., Any] | None = find_loss(message["loss"])
+    names: list[str]
+    inputs: list[Any]
+    outputs: list[str]
+    targets: list[Any]
+    loss: Callable[..., Any] | None
+    steps: list[int]
+    changes: Message
+    corrected: bool | None
+    exact: bool
+
+    def __post_init__(self) -> None:
         self.dtype = "float64" if self.exact else "float32"
-        self.inputs, self.targets = inputs, [target.astype(self.dtype) for target in targets]
+        self.targets = [target.astype(self.dtype) for target in self.targets]
 
 
 def find_loss(name: str | None) -> Callable[..., Any] | None:
@@ -727,22 +746,34 @@ def _trainer(session: Any) -> TorchTrainer | KerasTrainer:
     return trainer
 
 
-def read_optimizer_config(session: Any, message: Message) -> Message:
+def read_optimizer_config(session: Any, file: str) -> Message:
     """Return the configuration of a Keras model's optimizer in a file, which the caller judges."""
-    file = message["file"]
     known = isinstance(_trainer(session), KerasTrainer) and os.path.isfile(file)
     return {"config": compiled_optimizer(file) if known else None}
 
 
-def prepare_optimizer(session: Any, message: Message) -> Message:
-    """Restore the file's optimizer, or create the wanted one; describe it and the trained tensors."""
+def prepare_optimizer(
+    session: Any,
+    file: str = "",
+    spec: Message | None = None,
+    chosen: str | None = None,
+    create: Message | None = None,
+) -> PreparedOptimizer:
+    """Restore the file's optimizer, or create another one; describe it and the trained tensors.
+
+    Args:
+        session: the process's model.
+        file: the checkpoint.
+        spec: class and configuration of a Keras optimizer that its file does not describe itself.
+        chosen: the optimizer's name in a file with several.
+        create: class and settings of a new one instead.
+    """
     trainer = _trainer(session)
-    created = message.get("create")
-    if created is not None:
-        trainer.create(created["class"], created["settings"])
+    if create is not None:
+        trainer.create(create["class"], create["settings"])
         restored = True
     else:
-        restored = trainer.restore(message["file"], message["spec"], message["wanted"])
+        restored = trainer.restore(file, spec, chosen)
     tensors = trainer.trained(exact=False)
     for index, (_, tensor) in enumerate(tensors):
         np.save(session.folder / f"trained-{index}.npy", _array(tensor), allow_pickle=False)
@@ -755,9 +786,8 @@ def prepare_optimizer(session: Any, message: Message) -> Message:
     }
 
 
-def read_slots(session: Any, message: Message) -> Message:
+def read_slots(session: Any) -> dict[str, dict[str, list[int]]]:
     """Write the optimizer's state; return the tensors that have it, by kind."""
-    del message
     numbers: dict[str, list[int]] = {}
     for kind, arrays in _trainer(session).slots().items():
         numbers[kind] = [index for index, array in enumerate(arrays) if array is not None]
@@ -766,29 +796,42 @@ def read_slots(session: Any, message: Message) -> Message:
     return {"slots": numbers}
 
 
-def train_model(session: Any, message: Message) -> Message:
-    """Train from the state of the checkpoint; write first gradients, and changes after wanted steps."""
+def train_model(
+    session: Any,
+    names: list[str],
+    outputs: list[str],
+    loss: str | None,
+    steps: list[int],
+    changes: Message,
+    corrected: bool | None,
+    *,
+    exact: bool,
+) -> dict[str, bool]:
+    """Train from the state of the checkpoint; write first gradients, and changes after wanted steps.
+
+    Args:
+        session: the process's model and optimizer.
+        names: the model's inputs, which the parent wrote.
+        outputs: the outputs in the loss, whose targets the parent wrote.
+        loss: the user's loss, None for the quadratic one.
+        steps: the numbers of updates after which changes are written.
+        changes: settings that replace the checkpoint's.
+        corrected: where Adam's epsilon is added, None where the framework adds it.
+        exact: compute in float64.
+    """
     trainer = _trainer(session)
     targets = [
-        np.load(session.folder / f"target-{index}.npy", allow_pickle=False)
-        for index in range(len(message["outputs"]))
+        np.load(session.folder / f"target-{index}.npy", allow_pickle=False) for index in range(len(outputs))
     ]
-    job = TrainingJob(message, session.inputs(len(message["names"])), targets)
+    inputs = session.inputs(len(names))
+    job = TrainingJob(names, inputs, outputs, targets, find_loss(loss), steps, changes, corrected, exact)
     try:
-        losses, first, changes = trainer.train(job)
+        losses, first, updates = trainer.train(job)
     except (UsageError, UnsupportedError):
         raise
     except Exception as error:
         raise WorkerError(f"a training step raises {last_error_line(error)}") from error
-    for stem, arrays in [("gradient", first), *((f"update-{number}", arrays) for number, arrays in changes)]:
+    for stem, arrays in [("gradient", first), *((f"update-{number}", arrays) for number, arrays in updates)]:
         for index, array in enumerate(arrays):
             np.save(session.folder / f"{stem}-{index}.npy", array, allow_pickle=False)
     return {"finite": bool(np.isfinite(losses).all())}
-
-
-HANDLERS = {
-    "optimizer": prepare_optimizer,
-    "optimizer_config": read_optimizer_config,
-    "slots": read_slots,
-    "train": train_model,
-}

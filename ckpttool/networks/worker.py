@@ -12,10 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -23,11 +23,16 @@ import ckpttool
 from ckpttool.core import filesystem, plugins, search_paths
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError, WorkerError
+from ckpttool.networks import messages, policy_training
 from ckpttool.networks import network as serial
-from ckpttool.networks import policy_training
-from ckpttool.networks.messages import Message, decode_error, encode_line, end_process, message_pipes, serve
+from ckpttool.networks.messages import Message, Requests
 from ckpttool.networks.network import Network, Observation, Policy, State, dtype_of
 from ckpttool.networks.policy_training import Learner, TrainedWeights, TrainingBatch
+
+if TYPE_CHECKING:
+    from typing import TypedDict
+
+    NewPolicy = TypedDict("NewPolicy", {"policy": int, "device": str})  # noqa: UP013
 
 LAST_LINES = 6
 _FAREWELL = b'{"id": 0, "do": "close"}\n'
@@ -121,16 +126,16 @@ class ChildProcess:
             self.stop(None)
             raise UsageError(f"cannot run {self._python}: {error.strerror}") from None
 
-    def request(self, do: str, **values: Any) -> Message:
+    def request(self, do: str, **values: Any) -> Any:
         """Send one request and return its answer; raise the other side's error in this process."""
         self._requests += 1
-        self.send(encode_line({"id": self._requests, "do": do, **values}))
+        self.send(messages.encode_line({"id": self._requests, "do": do, **values}))
         try:
             answer = json.loads(self.receive())
             while answer["id"] != self._requests:
                 # A late answer to a request that the caller interrupted with Ctrl-C.
                 answer = json.loads(self.receive())
-            result = decode_error(answer["error"]) if "error" in answer else dict(answer["ok"])
+            result = messages.decode_error(answer["error"]) if "error" in answer else dict(answer["ok"])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             # Code in a file can write to any descriptor of its process.
             self._end(0.0)
@@ -353,8 +358,8 @@ class Worker(ChildProcess):
 
     `python` may be another environment's interpreter (3.11 or newer, with numpy). No request waits longer
     than `timeout` seconds. `threads` limits the framework's number of threads. Arrays are .npy files in a
-    folder that parent and worker share; messages.py describes the messages. A new kind of request is a row in
-    HANDLERS. This module is the worker's program and imports no framework.
+    folder that parent and worker share; messages.py describes the messages. A new kind of request is a
+    method of WorkerSession. This module is the worker's program and imports no framework.
     """
 
     def __init__(
@@ -369,23 +374,24 @@ class Worker(ChildProcess):
         program = module_arguments("ckpttool.networks.worker")
         name = f"{backend} worker"
         super().__init__(name, program, [backend], python=python, timeout=timeout, threads=threads)
+        self.ask = cast("WorkerSession", Requests(self.request))
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the computing libraries, and of the worker's Python."""
-        return dict(self.request("hello")["versions"])
+        return self.ask.hello()["versions"]
 
     def build(self, network: Network, device: str = "cpu") -> WorkerPolicy:
         """Put the network on the worker's device."""
         dtype_of(network)  # report unsupported layers before writing anything
         with open(self.folder / "network.npz", "wb") as file:
             document = serial.write_network(network, file)
-        built = self.request("build", network=document, device=device)
-        return WorkerPolicy(self, int(built["policy"]), str(built["device"]))
+        built = self.ask.build(network=document, device=device)
+        return WorkerPolicy(self, built["policy"], built["device"])
 
     def train(self, learner: Learner, batches: Sequence[TrainingBatch]) -> TrainedWeights:
         """Make one update per batch in the worker's framework, in the learner's float type."""
         document = policy_training.write_records([learner, *batches], self.folder / "learner.npz")
-        answer = self.request("train", learner=document)
+        answer = self.ask.train(learner=document)
         trained: TrainedWeights = policy_training.read_records(answer, self.folder / "trained.npz")
         return trained
 
@@ -403,8 +409,8 @@ class WorkerPolicy:
         names = None if isinstance(obs, np.ndarray) else list(obs)
         arrays = [obs] if isinstance(obs, np.ndarray) else list(obs.values())
         _save_arrays(self._worker.folder, "given", [*arrays, *state])
-        answer = self._worker.request("step", policy=self._number, names=names, states=len(state))
-        action, *after = _load_arrays(self._worker.folder, "found", int(answer["arrays"]))
+        answer = self._worker.ask.step(policy=self._number, names=names, states=len(state))
+        action, *after = _load_arrays(self._worker.folder, "found", answer["arrays"])
         return action, tuple(after)
 
 
@@ -419,7 +425,7 @@ def _load_arrays(folder: Path, stem: str, count: int) -> list[np.ndarray]:
 
 @dataclass(slots=True)
 class WorkerSession:
-    """State of one worker process."""
+    """State of one worker process, and the requests to it."""
 
     folder: Path
     name: str
@@ -430,52 +436,45 @@ class WorkerSession:
         """Return the backend's module, imported on first use."""
         return plugins.find("backends", self.name).load()
 
+    def hello(self) -> dict[str, dict[str, str]]:
+        """Return the versions of the libraries and of Python."""
+        python = ".".join(map(str, sys.version_info[:3]))
+        return {"versions": {**self.backend.versions(), "python": python}}
 
-def _hello(session: WorkerSession, _: Message) -> Message:
-    python = ".".join(map(str, sys.version_info[:3]))
-    return {"versions": {**session.backend.versions(), "python": python}}
+    def build(self, network: Message, device: str) -> NewPolicy:
+        """Put a network that the parent wrote on the device."""
+        with open(self.folder / "network.npz", "rb") as file:
+            policy = self.backend.build(serial.read_network(network, file), device)
+        self.policies.append(policy)
+        return {"policy": len(self.policies) - 1, "device": policy.device}
 
+    def step(self, policy: int, names: list[str] | None, states: int) -> dict[str, int]:
+        """Apply a policy to the arrays that the parent wrote."""
+        arrays = _load_arrays(self.folder, "given", (1 if names is None else len(names)) + states)
+        obs, state = arrays[: len(arrays) - states], tuple(arrays[len(arrays) - states :])
+        observed = obs[0] if names is None else dict(zip(names, obs, strict=True))
+        action, after = self.policies[policy].step(observed, state)
+        _save_arrays(self.folder, "found", [action, *after])
+        return {"arrays": 1 + len(after)}
 
-def _build(session: WorkerSession, message: Message) -> Message:
-    with open(session.folder / "network.npz", "rb") as file:
-        network = serial.read_network(message["network"], file)
-    policy = session.backend.build(network, message["device"])
-    session.policies.append(policy)
-    return {"policy": len(session.policies) - 1, "device": policy.device}
+    def train(self, learner: Message) -> Message:
+        """Train a learner that the parent wrote."""
+        trained, *batches = policy_training.read_records(learner, self.folder / "learner.npz")
+        learn = getattr(self.backend, "learn", None)
+        if learn is None:
+            raise UnsupportedError(f"backend {self.name} does not support training")
+        weights = policy_training.train_learner(learn(trained), trained, batches)
+        return policy_training.write_records(weights, self.folder / "trained.npz")
 
-
-def _step(session: WorkerSession, message: Message) -> Message:
-    names, states = message["names"], message["states"]
-    arrays = _load_arrays(session.folder, "given", (1 if names is None else len(names)) + states)
-    obs, state = arrays[: len(arrays) - states], tuple(arrays[len(arrays) - states :])
-    observed = obs[0] if names is None else dict(zip(names, obs, strict=True))
-    action, after = session.policies[message["policy"]].step(observed, state)
-    _save_arrays(session.folder, "found", [action, *after])
-    return {"arrays": 1 + len(after)}
-
-
-def _train(session: WorkerSession, message: Message) -> Message:
-    learner, *batches = policy_training.read_records(message["learner"], session.folder / "learner.npz")
-    learn = getattr(session.backend, "learn", None)
-    if learn is None:
-        raise UnsupportedError(f"backend {session.name} does not support training")
-    trained = policy_training.train_learner(learn(learner), learner, batches)
-    return policy_training.write_records(trained, session.folder / "trained.npz")
-
-
-HANDLERS: dict[str, Callable[[WorkerSession, Message], Message]] = {
-    "hello": _hello,
-    "build": _build,
-    "step": _step,
-    "train": _train,
-    "close": end_process,
-}
+    close = messages.end_process
 
 
 def main(folder: str, backend: str) -> None:
     """Run the worker."""
-    with message_pipes() as (requests, answers):
-        serve(WorkerSession(Path(folder), backend), HANDLERS, requests, answers)
+    with messages.message_pipes() as (requests, answers):
+        messages.serve(
+            WorkerSession(Path(folder), backend), messages.list_handlers(WorkerSession), requests, answers
+        )
 
 
 if __name__ == "__main__":

@@ -298,7 +298,7 @@ class LiveHost:
         """Answer a request; the values are in the model already."""
         if do == "exact" and model_framework(self._model) != "torch":
             return {"made": False, "reason": "a model in memory is not copied"}
-        return model_runner.HANDLERS[do](self._session, values)
+        return model_runner.HANDLERS[do](self._session, **values)
 
 
 @contextmanager

@@ -439,21 +439,21 @@ class _TrainedModel:
     def restore(self) -> bool:
         """Restore the file's optimizer by the framework's own loader; return whether there is one."""
         file = os.path.abspath(self.path)
-        _require_plain(self.process.request("optimizer_config", file=file)["config"], self.path)
-        text = self._prepare(self.process.request("optimizer", file=file, spec=None, wanted=self._chosen))
+        _require_plain(self.process.ask.optimizer_config(file=file)["config"], self.path)
+        text = self._prepare(self.process.ask.optimizer(file=file, spec=None, chosen=self._chosen))
         other = text or self.framework == "torch"
         described = None if other else describe_keras_optimizer(self.path, self._chosen)
         if described is not None:
             self.assumed += described[1]
             text = self._prepare(
-                self.process.request("optimizer", file=file, spec=described[0], wanted=self._chosen)
+                self.process.ask.optimizer(file=file, spec=described[0], chosen=self._chosen)
             )
         return text
 
     def create(self, cls: str, settings: Mapping[str, Any]) -> None:
         """Create an optimizer without state."""
         created = {"class": cls, "settings": dict(settings)}
-        self._prepare(self.process.request("optimizer", create=created))
+        self._prepare(self.process.ask.optimizer(create=created))
 
     def _prepare(self, answer: Mapping[str, Any]) -> bool:
         self.tensors = list(answer["tensors"])
@@ -483,7 +483,7 @@ class _TrainedModel:
 
     def slots(self) -> dict[str, _Arrays]:
         """Return the optimizer's state by kind and tensor."""
-        slots = self.process.request("slots")["slots"]
+        slots = self.process.ask.slots()["slots"]
         return {
             kind: {self.tensors[at]: self.process.read(f"slot-{kind}-{at}.npy") for at in places}
             for kind, places in slots.items()
@@ -503,8 +503,7 @@ class _TrainedModel:
         self, dtype: str, steps: Sequence[int], changes: Mapping[str, Any], corrected: bool | None = None
     ) -> dict[int, _Arrays]:
         """Return the updates after the given steps, with other settings or another place of epsilon."""
-        answer = self.process.request(
-            "train",
+        answer = self.process.ask.train(
             names=self.process.names,
             outputs=self.outputs,
             exact=dtype == "float64",

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries.schema import RecognizedAgent
 from ckpttool.networks import numpy_backend
+from ckpttool.networks.messages import Requests
 from ckpttool.networks.network import Network, Observation, Policy
 from ckpttool.networks.tracing import ROOT, map_array
 from ckpttool.networks.worker import ModelProcess, ModelSpec, Worker
@@ -77,6 +78,9 @@ from ckpttool.verification.output_comparison import (
 )
 from ckpttool.verification.training import ModelTraining, OutputTarget, TrainingOptions, compare_training
 
+if TYPE_CHECKING:
+    from ckpttool.networks.model_runner import MadeExact, ModelRequests, Opened
+
 KINDS = {
     keras_h5.ARCHIVE_NAME: "keras",
     keras_h5.NAME: "keras",
@@ -99,7 +103,7 @@ class ModelHost(Protocol):
     def folder(self) -> Path:
         """The folder that both sides share."""
 
-    def request(self, do: str, **values: Any) -> dict[str, Any]:
+    def request(self, do: str, **values: Any) -> Any:
         """Send one request and return its answer."""
 
 
@@ -239,7 +243,7 @@ class AgentHost:
             versions = {f"agent in {self._worker.NAME}": self._worker.versions()[self._worker.NAME]}
             return {"inputs": inputs, "versions": versions, "channels": "", "observable": False}
         if do == "prepare":
-            count = len(values["names"])
+            count = len(values["inputs"])
             notes = ["the actor of the agent is compared, with its action map", *self._assumed]
             return {"dtypes": ["float32"] * count, "below": [None] * count, "notes": notes, "size": 0}
         if do == "run":
@@ -281,6 +285,7 @@ class ModelClient:
 
     def __init__(self, side: ModelSide, host: ModelHost) -> None:
         self.side, self._process = side, host
+        self.ask = cast("ModelRequests", Requests(self._request))
         self.names: list[str] = []
         self.inputs: Sequence[Mapping[str, Any]] = ()
         self.dtypes: dict[str, str] = {}
@@ -291,7 +296,7 @@ class ModelClient:
         self._captured: tuple[bool, dict[tuple[str, int], CapturedCall]] = (False, {})
         self._layers: list[dict[str, Any]] | None = None
 
-    def request(self, do: str, **values: Any) -> dict[str, Any]:
+    def _request(self, do: str, **values: Any) -> Any:
         """Send one request and return its answer; errors name this side."""
         try:
             return self._process.request(do, **values)
@@ -305,12 +310,11 @@ class ModelClient:
                 hint=error.hint or _restriction_hint(error.message),
             ) from None
 
-    def open(self, kind: str, *, run_code: bool) -> dict[str, Any]:
+    def open(self, kind: str, *, run_code: bool) -> Opened:
         """Open the model; return its inputs, the order of its axes, and its libraries."""
         side, like = self.side, self.side.like
         running = like is not None or side.process is not None
-        answer = self.request(
-            "open",
+        answer = self.ask.open(
             kind=kind,
             file=os.path.abspath(side.path if running else side.checkpoint.path),
             version=side.checkpoint.details.get("keras_version") if kind == "keras" else None,
@@ -338,19 +342,19 @@ class ModelClient:
 
     def run(self, *, exact: bool, observe: bool) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
         """Return the outputs by name, and the calls of layers."""
-        answer = self.request("run", names=self.names, exact=exact, observe=observe)
+        answer = self.ask.run(names=self.names, exact=exact, observe=observe)
         outputs = {name: self.read(f"output-{index}.npy") for index, name in enumerate(answer["outputs"])}
         return outputs, list(answer["calls"])
 
     def results(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return the outputs by name, and the numbers that describe each result of a layer (see tracing)."""
-        names = self.request("results", names=self.names)["outputs"]
+        names = self.ask.results(names=self.names)["outputs"]
         outputs = {name: self.read(f"output-{index}.npy") for index, name in enumerate(names)}
         return outputs, self.read("results.npy")
 
-    def make_exact(self, *, copied: bool) -> dict[str, Any]:
+    def make_exact(self, *, copied: bool) -> MadeExact:
         """Create the model in float64; return whether that exists, and the reason if not."""
-        answer = self.request("exact", names=self.names, copied=copied)
+        answer = self.ask.exact(names=self.names, copied=copied)
         self.copied = copied or not answer["made"] or answer["copied"]
         return answer
 
@@ -373,8 +377,7 @@ class ModelClient:
         self, keys: Sequence[tuple[str, int]], *, exact: bool, outputs: bool
     ) -> tuple[dict[str, np.ndarray], dict[tuple[str, int], CapturedCall]]:
         self._captured = (False, {})
-        rows = [list(key) for key in keys]
-        answer = self.request("capture", names=self.names, exact=exact, wanted=rows, outputs=outputs)
+        answer = self.ask.capture(names=self.names, exact=exact, selected=[*keys], outputs=outputs)
         calls = {
             (call["path"], call["number"]): CapturedCall(
                 *(tuple(self._rows(call.get(what, ()))) for what in ("given", "before", "made"))
@@ -392,7 +395,7 @@ class ModelClient:
 
     def operations(self, *, exact: bool) -> RecordedCall:
         """Return every operation of a call with its values."""
-        answer = self.request("operations", names=self.names, exact=exact)
+        answer = self.ask.operations(names=self.names, exact=exact)
         file = self._process.folder / "operations.npz"
         arrays = {}
         if answer["operations"]:
@@ -403,12 +406,12 @@ class ModelClient:
     def layers(self) -> list[dict[str, Any]]:
         """Return every layer with a description of its tensors."""
         if self._layers is None:
-            self._layers = list(self.request("layers")["layers"])
+            self._layers = self.ask.layers()["layers"]
         return self._layers
 
     def tensors(self, path: str, *, parts: bool = False) -> dict[str, np.ndarray]:
         """Return the tensors of one layer, on request with those of its parts as `part/name`."""
-        names = self.request("tensors", path=path, parts=parts)["names"]
+        names = self.ask.tensors(path=path, parts=parts)["names"]
         return {name: self.read(f"tensor-{index}.npy") for index, name in enumerate(names)}
 
     def repeat(
@@ -435,14 +438,13 @@ class ModelClient:
         for index, (name, array) in enumerate(tensors.items()):
             files[name] = f"change-{index}.npy"
             self.write(files[name], array)
-        answer = self.request(
-            "repeat",
+        answer = self.ask.repeat(
             path=call[0],
             number=call[1],
             tensors=files,
             settings=dict(settings),
             exact=exact,
-            given=None if inputs is None else "change-given.npy",
+            changed_input=None if inputs is None else "change-given.npy",
         )
         return tuple(self.read(f"repeated-{index}.npy") for index in range(max(answer["made"], 0)))
 
@@ -524,11 +526,11 @@ class ComparedModels:
             side.names = [name for name in declared if name in by_name] or list(by_name)
             # The model in memory has its values already.
             file = os.path.abspath(side.side.path) if side.side.like is not None and side.side.path else None
-            answer = side.request(
-                "prepare",
-                names=side.names,
-                shapes=[list(by_name[name]) for name in side.names],
-                dtypes=[declared.get(name) for name in side.names],
+            answer = side.ask.prepare(
+                inputs=[
+                    {"name": name, "shape": list(by_name[name]), "dtype": declared.get(name)}
+                    for name in side.names
+                ],
                 batch=batch,
                 file=file,
                 part=side.side.part,
@@ -609,7 +611,7 @@ def compare_models(
         return _compare(session, opened, options, progress)
 
 
-def _prepare(session: ComparedModels, opened: list[dict[str, Any]], options: ModelComparisonOptions) -> None:
+def _prepare(session: ComparedModels, opened: list[Opened], options: ModelComparisonOptions) -> None:
     """Pair the inputs, load the files of factories, and write the inputs."""
     resolver = InputResolver(opened, options.transpose)
     shapes = parse_named_shapes(options.shapes)
@@ -851,7 +853,7 @@ def _describe_values(result: OutputResult) -> str:
 
 
 def _compare(
-    session: ComparedModels, opened: list[dict[str, Any]], options: ModelComparisonOptions, progress: Progress
+    session: ComparedModels, opened: list[Opened], options: ModelComparisonOptions, progress: Progress
 ) -> ModelComparison:
     rounds = _Rounds(session, opened, options.tolerance)
     main = rounds.first()
