@@ -247,6 +247,11 @@ def v1_shards(pattern: str) -> tuple[str, ...] | None:
     return tuple(f"{shard[1]}-{number:05d}-of-{shard[3]}" for number in range(int(shard[3])))
 
 
+def saver_graph_file(path: str) -> str:
+    """Return where TensorFlow 1's Saver stores its program's graph, beside the checkpoint at a path."""
+    return (path if v1_shards(path) is None else path.partition("-?????-of-")[0]) + ".meta"
+
+
 def is_v1_file(path: str) -> bool:
     """Return whether a file is a table without the suffix `.index`, as V1 checkpoints are."""
     from ckpttool.encodings import sstable
