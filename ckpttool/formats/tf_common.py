@@ -21,6 +21,7 @@ from ckpttool.core.errors import (
     UnsupportedError,
     UsageError,
     abbreviate_list,
+    did_you_mean,
     locate_errors,
 )
 from ckpttool.core.source import LARGE, Buffer, File, Shape, Source, StreamedArray, combine_parts, cuts
@@ -281,7 +282,7 @@ def checkpoint_at(location: str, names: frozenset[str]) -> SaverCheckpoint | Non
         raise UsageError(
             f"the prefix matches {len(fits)} checkpoints with several shards: {', '.join(fits[:8])}",
             file=location,
-            hint=f"did you mean {folder}{fits[-1]}?",
+            hint=did_you_mean(f"{folder}{fits[-1]}"),
         )
     return SaverCheckpoint(1, folder + fits[0]) if fits else None
 
@@ -329,7 +330,7 @@ def _latest_of_state(path: str, folder: str, names: frozenset[str]) -> SaverChec
     raise NotFoundError(
         f"the state file names {latest!r}, which is not in the same folder",
         file=path,
-        hint=f"did you mean {os.path.join(folder, present[-1])}?" if present else None,
+        hint=did_you_mean(os.path.join(folder, present[-1])) if present else None,
     )
 
 
@@ -385,7 +386,7 @@ def several_checkpoints_error(bases: list[str], folder: str) -> UsageError:
     return UsageError(
         f"the folder contains {len(bases)} checkpoints, but no state file that names the latest: {listed}",
         file=folder,
-        hint=f"did you mean {os.path.join(folder, bases[-1])}?",
+        hint=did_you_mean(os.path.join(folder, bases[-1])),
     )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool.core.errors import CkpttoolError, UsageError, is_system_error
-from ckpttool.libraries import layer_connections
 from ckpttool.libraries.recognize import KERAS_FORMATS, has_saver_graph, is_script
 from ckpttool.listing.input_shapes import parse_shapes
 from ckpttool.listing.layers import Architecture, Extents
@@ -46,8 +45,8 @@ def describe_architecture(checkpoint: Checkpoint, shapes: Sequence[str] = ()) ->
         raise UsageError(
             "--input-shape requires a file that describes its layers",
             file=checkpoint.path,
-            hint="a pickled module, a Keras model, TorchScript, ONNX, a TensorFlow 1 checkpoint with its .meta; "
-            "weights alone list no layers",
+            hint="a pickled module, a Keras model, TorchScript, ONNX, a checkpoint beside its "
+            ".meta file; weights alone list no layers",
         )
     return models
 
@@ -57,15 +56,16 @@ def describe_unread_graph(checkpoint: Checkpoint) -> tuple[str, ...]:
     if not has_saver_graph(checkpoint):
         return ()
     from ckpttool.graphs.graph import read_graph
+    from ckpttool.libraries.layer_connections import describe_unused_graph
 
     try:
         graph = read_graph(checkpoint)
     except CkpttoolError as error:
         if is_system_error(error):
             raise
-        return (layer_connections.describe_unused_graph(error.message),)
+        return (describe_unused_graph(error.message),)
     reason = "it has no network of these variables" if graph is None else "it has too many operations"
-    return (layer_connections.describe_unused_graph(reason),)
+    return (describe_unused_graph(reason),)
 
 
 def _describe(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tuple[Architecture, ...]:
