@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -255,3 +256,13 @@ def test_a_damaged_graph_is_named_in_listings_and_where_options_are_missing(
     assert any("graph beside the checkpoint is not used" in note for note in document["notes"])
     with pytest.raises(UsageError, match=r"no file records.*graph beside the checkpoint is not used"):
         ckpttool.load_agent(stem, facts=ckpttool.AgentFacts(**BOUNDS))
+
+
+def test_a_shape_for_several_inputs_names_them(folder: Path) -> None:
+    """A network and its target have an input each: the hint has an option for both, with the user's shape."""
+    shape = saver_programs.OBSERVATIONS
+    refusal = in_process("inspect", "model", "--input-shape", shape, cwd=folder / "dqn")
+    assert refusal.status == 2
+    options = shlex.split(refusal.err.partition("hint: ")[2])
+    assert len(options) == 4
+    assert in_process("inspect", "model", *options, cwd=folder / "dqn").status == 0

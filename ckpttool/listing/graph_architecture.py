@@ -78,7 +78,11 @@ def describe_graph(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tup
     details = checkpoint.details.get("inputs")
     names = list(details) if isinstance(details, Mapping) else [value.name for value in graph.inputs if saver]
     inputs_by_name = with_batch(shapes)
-    if "" in inputs_by_name and len(names) == 1:
+    if "" in shapes and len(names) > 1:
+        numbers = ",".join(map(str, shapes[""]))
+        options = " ".join(f"--input-shape '{name}={numbers}'" for name in names)
+        raise UsageError(f"the graph has {len(names)} inputs", file=checkpoint.path, hint=options)
+    if "" in inputs_by_name and names:
         inputs_by_name[names[0]] = inputs_by_name.pop("")
     trace = trace_graph(graph, inputs_by_name, open_inputs=saver)
     require_shapes_used(inputs_by_name, {*names}, iter(names))
