@@ -63,10 +63,7 @@ class VideoEpisode:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeVideo:
-    """A video of consecutive episodes: frames from before the first step to after the last one.
-
-    Steps that the format would drop have no frame.
-    """
+    """A video of consecutive episodes, from before the first step to after the last one."""
 
     __repr__ = describe_record
     _repr_html_ = render_file
@@ -241,7 +238,7 @@ def record_video(
 
                 for number, words in chosen.items():
                     title = ", ".join((f"episode {number}", *words))
-                    camera = Camera(replay.vector, number, title, counted, width=width, interval=interval)
+                    camera = Camera(replay.vector, number, title, counted, width, interval)
                     takes.append(replay.take(camera, number, words))
 
         write_atomically((Output(target, write),), force=force)

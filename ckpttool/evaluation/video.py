@@ -36,22 +36,14 @@ class Camera:
     """Callback (see rollout.Watch) that films one episode, then stops the rollout with CutError.
 
     All rows keep playing, because the policy computes with one batch shape: the filmed episode is
-    bit for bit the one that was scored.
+    bit for bit the one that was scored. One step in `every` is drawn, the first and the last.
     """
 
     def __init__(
-        self,
-        envs: VectorEnv,
-        episode: int,
-        title: str,
-        show: Show,
-        *,
-        width: int | None = None,
-        interval: int = 1,
+        self, envs: VectorEnv, episode: int, title: str, show: Show, width: int | None = None, every: int = 1
     ) -> None:
-        """Film one step in `interval`, the first and the last; `width` is that of the images in pixels."""
         self.envs, self.episode, self.title, self.show, self.width = envs, episode, title, show, width
-        self.interval = interval
+        self.every = every
         self.caption = Caption()
         self.frames = 0
         self.reward = 0.0
@@ -60,7 +52,7 @@ class Camera:
         """Film the row if it plays the episode."""
         if number != self.episode:
             return
-        if ended or self.frames % self.interval == 0:
+        if ended or self.frames % self.every == 0:
             self.film(row, reward, ended)
         self.frames += 1
         self.reward = reward
@@ -85,7 +77,7 @@ class StripCamera(Camera):
     """Camera of some steps of one episode and its last one, without captions."""
 
     def __init__(self, envs: VectorEnv, episode: int, steps: Iterable[int], width: int) -> None:
-        super().__init__(envs, episode, "", lambda _: None, width=width)
+        super().__init__(envs, episode, "", lambda _: None, width)
         self.steps = frozenset(steps)
         self.captured: list[StripFrame] = []
 
@@ -310,13 +302,9 @@ class _FrameWriter:
         """Raise CkpttoolError unless the file contains every image: ffmpeg may fail at the end."""
         if not self.count:
             raise CkpttoolError("the video has no frames")
-        count = _count_frames(self.path)
+        expected, count = format_count(self.count, "picture"), _count_frames(self.path)
         if count != self.count:
-            raise CkpttoolError(
-                "ffmpeg wrote an incomplete video",
-                expected=format_count(self.count, "picture"),
-                found=str(count),
-            )
+            raise CkpttoolError("ffmpeg wrote an incomplete video", expected=expected, found=str(count))
 
 
 @contextmanager
