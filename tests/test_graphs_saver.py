@@ -81,6 +81,19 @@ def test_what_may_be_the_action_is_listed(folder: Path, program: str, options: s
     assert {value.name for value in graph.outputs} >= (options or {saver_programs.NODES[program][0]})
 
 
+def test_every_end_has_the_name_of_its_node(folder: Path) -> None:
+    graph = policy_of(folder, "ddpg")
+    names = [value.name for value in graph.outputs]
+    assert "Neg" in names
+    for name in names:
+        (output,) = policy_of(folder, "ddpg", name).outputs
+        assert output.name == name
+        inputs = {value.name: arrays_of(folder, "ddpg")["inputs"] for value in graph.inputs}
+        np.testing.assert_array_equal(
+            evaluate(policy_of(folder, "ddpg", name), inputs)[name], evaluate(graph, inputs)[name]
+        )
+
+
 def test_several_possible_actions_are_an_error_that_names_them(folder: Path) -> None:
     path = str(folder / "ddpg" / "model")
     with pytest.raises(UsageError, match="several outputs") as caught:
