@@ -91,6 +91,7 @@ def ddpg(tf: Any, v1: Any) -> Any:
         action = _dense(tf, v1, _dense(tf, v1, x, 16, "hidden", tf.nn.elu), ACTIONS, "out")
         action = tf.tanh(action, name="action")
     tf.add(action, tf.constant([0.1, -0.1]), name="noisy")
+    tf.negative(action)  # the node has the name of an operator
     with v1.variable_scope("judge"):
         value = _dense(tf, v1, tf.concat([x, action], 1), 16, "hidden", tf.nn.relu)
         value = _dense(tf, v1, value, 1, "out")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -14,8 +16,10 @@ from ckpttool.core import FormatError, Tree, UnsupportedError, UsageError
 from ckpttool.core.activations import UNKNOWN
 from ckpttool.graphs import Graph, evaluate, read_graph, tensorflow_saver
 from ckpttool.libraries.activation_orders import read_orders
+from ckpttool.libraries.recognize import has_saver_graph
 from tests import saver_programs
 from tests.bundle_writer import field
+from tests.conftest import in_process
 from tests.tensorflow_child import require, run
 
 pytestmark = pytest.mark.tensorflow
@@ -75,6 +79,19 @@ def test_the_only_possible_action_is_found_and_named(folder: Path, program: str)
 def test_what_may_be_the_action_is_listed(folder: Path, program: str, options: set[str]) -> None:
     graph = policy_of(folder, program)
     assert {value.name for value in graph.outputs} >= (options or {saver_programs.NODES[program][0]})
+
+
+def test_every_end_has_the_name_of_its_node(folder: Path) -> None:
+    graph = policy_of(folder, "ddpg")
+    names = [value.name for value in graph.outputs]
+    assert "Neg" in names
+    for name in names:
+        (output,) = policy_of(folder, "ddpg", name).outputs
+        assert output.name == name
+        inputs = {value.name: arrays_of(folder, "ddpg")["inputs"] for value in graph.inputs}
+        np.testing.assert_array_equal(
+            evaluate(policy_of(folder, "ddpg", name), inputs)[name], evaluate(graph, inputs)[name]
+        )
 
 
 def test_several_possible_actions_are_an_error_that_names_them(folder: Path) -> None:
@@ -219,5 +236,46 @@ def test_a_checkpoint_without_a_graph_has_none(folder: Path, tmp_path: Path) -> 
             shutil.copy(file, tmp_path)
     checkpoint = ckpttool.open(str(tmp_path / "model"))
     assert isinstance(checkpoint.tree, Tree)
-    assert not tensorflow_saver.has_graph(checkpoint)
+    assert not has_saver_graph(checkpoint)
     assert read_graph(checkpoint) is None
+
+
+@pytest.mark.parametrize(("program", "networks"), [("ppo", 1), ("ddpg", None), ("older", 1)])
+def test_inspect_lists_and_draws_the_graph(
+    folder: Path, tmp_path: Path, program: str, networks: int | None
+) -> None:
+    drawing = ("--dataflow", "--graph", str(tmp_path / "flow.svg"))
+    document = in_process("inspect", folder / program / "model", *drawing, "--json").json()
+    (model,) = document["architecture"]
+    assert [value["shape"] for value in model["inputs"]] == [[1, saver_programs.OBSERVATIONS]]
+    sizes = {tensor["path"]: math.prod(tensor["shape"]) for tensor in document["tensors"]}
+    trained = sum(size for path, size in sizes.items() if re.search(r"(kernel|bias)$", path))
+    assert model["parameters"] == trained
+    assert all(any(node in note for note in model["notes"]) for node in saver_programs.NODES[program])
+    drawn = document["dataflow"]["networks"]
+    # The policy alone where it is known, otherwise everything that the program computes.
+    assert len(drawn) == networks if networks else len(drawn) > 1
+
+
+def test_a_damaged_graph_is_named_in_listings_and_where_options_are_missing(
+    folder: Path, tmp_path: Path
+) -> None:
+    for file in (folder / "alone").iterdir():
+        shutil.copy(file, tmp_path)
+    meta, stem = tmp_path / "model.meta", str(tmp_path / "model")
+    meta.write_bytes(meta.read_bytes()[:-400])
+    document = in_process("inspect", stem, "--json").json()
+    assert document["architecture"] == []
+    assert any("graph beside the checkpoint is not used" in note for note in document["notes"])
+    with pytest.raises(UsageError, match=r"no file records.*graph beside the checkpoint is not used"):
+        ckpttool.load_agent(stem, facts=ckpttool.AgentFacts(**BOUNDS))
+
+
+def test_a_shape_for_several_inputs_names_them(folder: Path) -> None:
+    """A network and its target have an input each: the hint has an option for both, with the user's shape."""
+    shape = saver_programs.OBSERVATIONS
+    refusal = in_process("inspect", "model", "--input-shape", shape, cwd=folder / "dqn")
+    assert refusal.status == 2
+    options = shlex.split(refusal.err.partition("hint: ")[2])
+    assert len(options) == 4
+    assert in_process("inspect", "model", *options, cwd=folder / "dqn").status == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool.core import File, FormatError, LimitError, Span, limits
+from ckpttool.core import CkpttoolError, File, FormatError, LimitError, Span, WorkerError, limits
 from ckpttool.formats import hdf5
 from tests.golden_texts import Golden
 
@@ -217,3 +218,16 @@ def test_what_a_broken_process_says_is_one_sentence(output: bytes, golden: Golde
     ):
         hdf5._parse_output(output, 0, "x")
     golden(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(signal.SIGKILL, WorkerError), (signal.SIGSEGV, FormatError), (signal.SIGABRT, FormatError)],
+)
+def test_a_process_that_the_system_ends_is_no_damaged_file(
+    number: signal.Signals, kind: type[CkpttoolError]
+) -> None:
+    with pytest.raises(kind) as caught:
+        hdf5._parse_output(b"", -number, "x.h5")
+    assert caught.value.file == "x.h5"
+    assert ("damaged" in caught.value.message) == (kind is FormatError)

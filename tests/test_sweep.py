@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -508,6 +509,21 @@ def test_the_table_is_best_first_and_top_shortens_it(whole: Sweep, tmp_path: Pat
     document = in_process(*words, "--json").json()
     assert (len(document["evaluations"]), len(document["ranking"])) == (6, 6)
     assert "--top" not in in_process(*words[:4], "--top", 9).out
+
+
+@pytest.mark.parametrize(("height", "listed", "plotted"), [(18, 3, False), (24, 6, False), (60, 6, True)])
+def test_a_sweep_fits_a_terminal(height: int, listed: int, plotted: bool) -> None:
+    words = ("eval", RUN, "--episodes", 1)
+    window = {"LINES": str(height), "NO_COLOR": "1"}
+    text = in_process(*words, kind=Terminal, env=window).out
+    assert ranks(text) == list(range(1, listed + 1))
+    assert ("┌" in text) == plotted
+    assert ("--chart" in text) != plotted
+    if listed == 6:
+        assert text.count("\n") < height - 1  # a line for the progress, one for the prompt
+        return
+    (option,) = re.findall(r"(--top \d+) lists all", text)
+    assert ranks(in_process(*words, *option.split(), kind=Terminal, env=window).out) == [1, 2, 3, 4, 5, 6]
 
 
 def test_top_lists_all_where_nothing_is_ranked(whole: Sweep) -> None:

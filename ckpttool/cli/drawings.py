@@ -14,14 +14,16 @@ from ckpttool.core.atomic_write import require_new, write_file
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import UsageError
 from ckpttool.core.text import clean, format_count, format_size, shorten
+from ckpttool.libraries.recognize import has_saver_graph
 from ckpttool.listing.contents import CheckpointSummary
-from ckpttool.listing.dataflow import restore_strips
+from ckpttool.listing.dataflow import find_strips, restore_strips
 from ckpttool.listing.layers import architecture_strips
 from ckpttool.listing.module_graph import ModuleGraph, ModuleNode, build_module_graph
 from ckpttool.listing.modules import describe_module_kind
 
 if TYPE_CHECKING:
     from ckpttool.listing.layers import Architecture
+    from ckpttool.listing.strips import FlowStrip
     from ckpttool.pages.computation import Computation
 
 
@@ -298,7 +300,12 @@ def write_dataflow(
     if os.path.splitext(target)[1].lower() != ".svg":
         raise UsageError("a dataflow is drawn as SVG", file=target, hint="use a file name that ends in .svg")
     require_new(target, summary.checkpoint.files, force=force)
-    strips = architecture_strips(models) if summary.binding is None and models else ()
+    strips: Sequence[FlowStrip] = ()
+    if summary.binding is None and has_saver_graph(summary.checkpoint):
+        # Of a whole program, the policy alone if it is known.
+        strips = find_strips(summary.checkpoint, None, None)
+    if summary.binding is None and models:
+        strips = strips or architecture_strips(models)
     strips = strips or restore_strips(summary.checkpoint, layout)
     title = os.path.basename(os.path.normpath(summary.checkpoint.path))
     write_file(target, render_dataflow(strips, title).encode(), force=force)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -282,17 +281,6 @@ def _print_results(
     if saved is not None:
         # Before films: they take long, and can fail.
         score_tables.save_document(saved, console.render_document(content), force=output.force)
-    if not as_json and results.scored:
-        notes = () if quiet else labeled_lines("note", beside.notes)
-        console.print_text(
-            "\n".join(
-                [
-                    render_sweep(results, quiet=quiet, top=output.top),
-                    *map(wrap_sentence, notes),
-                    *compared_output.lines,
-                ]
-            )
-        )
     unit = UNITS.get(results.step_from or "", ANY_UNIT)
     drawn = figures.PlotData(
         results.evaluations,
@@ -302,7 +290,11 @@ def _print_results(
         compared_output.comparison,
         unit,
     )
-    shown = display_results(output, results, options, drawn, quiet=quiet, as_json=as_json)
+    if not as_json and results.scored:
+        notes = () if quiet else labeled_lines("note", beside.notes)
+        below = [*map(wrap_sentence, notes), *compared_output.lines]
+        console.print_text("\n".join(_result_lines(results, output, below, drawn, quiet=quiet)))
+    shown = display_results(output, results, options, drawn, quiet=quiet or as_json)
     shown.failures += compared_output.failures
     whole = console.render_document({**content, **shown.document})
     if saved is not None and shown.document:
@@ -312,6 +304,35 @@ def _print_results(
     else:
         console.print_text("\n".join(shown.lines))
     return shown, compared_output.mean
+
+
+# Lines of a terminal for the progress, the next command and the prompt, and the fewest rows of a table.
+_OTHER_LINES, _FEWEST_ROWS = 4, 3
+
+
+def _result_lines(
+    results: Sweep, output: OutputOptions, below: Sequence[str], drawn: figures.PlotData, *, quiet: bool
+) -> list[str]:
+    """Return the lines on the results; of several checkpoints as many rows, and the plot, as a terminal fits.
+
+    `below` are lines below the table; `drawn` is what the plot shows.
+    """
+    from ckpttool.cli import figures
+
+    terminal, chart = console.terminal_height(), list[str]()
+    if output.chart or (output.chart is None and terminal is not None and not quiet):
+        # Points of different runs do not form one curve.
+        curve = () if drawn.algorithms else results.curve
+        chart = figures.render_chart(results.evaluations, curve, drawn.unit)
+    if terminal is None or len(results.evaluations) == 1:
+        return [render_sweep(results, quiet=quiet, top=output.top), *below, *chart]
+    lines: list[str] = []
+    for plot in (chart, ["not plotted: --chart plots the returns"])[: 1 if output.chart or not chart else 2]:
+        room = terminal - _OTHER_LINES - len(below) - len(plot)
+        lines = [*render_sweep(results, quiet=quiet, top=output.top, screen=room).split("\n"), *below, *plot]
+        if len(lines) <= terminal - _OTHER_LINES:
+            break
+    return lines
 
 
 def _exit_status(
@@ -532,8 +553,11 @@ _STEPS = {
 }
 
 
-def render_sweep(sweep: Sweep, *, quiet: bool, top: int | None = None) -> str:
-    """Return a report for one checkpoint, or a table of several, best first, with `top` rows or all."""
+def render_sweep(sweep: Sweep, *, quiet: bool, top: int | None = None, screen: int | None = None) -> str:
+    """Return a report for one checkpoint, or a table of several, best first.
+
+    The table has `top` rows; without it as many as fit into `screen` lines, or all.
+    """
     every = sweep.evaluations
     if len(every) == 1:
         sentences = [*_note_lines(every[0]), *labeled_lines("note", sweep.notes)]
@@ -541,17 +565,25 @@ def render_sweep(sweep: Sweep, *, quiet: bool, top: int | None = None) -> str:
         return "\n".join(
             [*_evaluation_lines(every[0]), *trained, *([] if quiet else map(wrap_sentence, sentences))]
         )
-    rows = _select_rows(sweep, top)
+    below: list[str] = []
+    if sweep.best is not None:
+        below += map(wrap_sentence, _verdict_lines(sweep, sweep.best))
+        best = next(evaluation for evaluation in every if evaluation.checkpoint == sweep.best.checkpoint)
+        below += _judgement_lines(best)
+    below += [] if quiet else _remark_lines(sweep)
+    most, listed = top, "--json"
+    if top is None and screen is not None:
+        room = screen - 1 - sum(line.count("\n") + 1 for line in below)  # below the names of the columns
+        if room < len(every):
+            most, listed = max(_FEWEST_ROWS, room - 1), f"--top {len(every)}"
+    rows = _select_rows(sweep, most)
     lines = _table_lines(sweep, rows) if every else []
     if hidden := len(every) - len(rows):
-        lines.append(f"{hidden:,} of {len(every):,} checkpoints not listed (--top {top}); --json lists all")
+        chosen = f" (--top {top})" if top is not None else ""
+        lines.append(f"{hidden:,} of {len(every):,} checkpoints not listed{chosen}; {listed} lists all")
     elif top is not None and not sweep.ranking:
         lines.append("not ranked, because the environments differ: --top lists all checkpoints")
-    if sweep.best is not None:
-        lines += map(wrap_sentence, _verdict_lines(sweep, sweep.best))
-        best = next(evaluation for evaluation in every if evaluation.checkpoint == sweep.best.checkpoint)
-        lines += _judgement_lines(best)
-    return "\n".join([*lines, *([] if quiet else _remark_lines(sweep))])
+    return "\n".join([*lines, *below])
 
 
 def _select_rows(results: Sweep, top: int | None) -> tuple[ScoredCheckpoint, ...]:
@@ -821,9 +853,8 @@ def display_results(
     drawn: figures.PlotData,
     *,
     quiet: bool,
-    as_json: bool,
 ) -> DisplayOutput:
-    """Plot in the terminal, then write the requested files.
+    """Write the requested files.
 
     Errors are returned instead of raised, because the results already exist.
 
@@ -832,19 +863,13 @@ def display_results(
         sweep: the evaluations.
         options: those of the evaluations, with which episodes are repeated for videos.
         drawn: what the plots show.
-        quiet: without progress and plots.
-        as_json: only a JSON document is printed.
+        quiet: without progress.
     """
     from ckpttool.cli import figures
 
     shown = DisplayOutput()
     if not sweep.scored:
         return shown
-    if not as_json and (output.chart or (output.chart is None and sys.stdout.isatty() and not quiet)):
-        # Points of different runs do not form one curve.
-        curve = () if drawn.algorithms else sweep.curve
-        if lines := figures.render_chart(sweep.evaluations, curve, drawn.unit):
-            console.print_text("\n".join(lines))
     try:
         if output.plot is not None:
             figures.write_plot(output.plot, drawn, output.theme, force=output.force)
@@ -853,7 +878,7 @@ def display_results(
         if sweep.interrupted and (output.video is not None or output.strip is not None):
             shown.lines.append("note: no video, because the evaluation was interrupted")
         else:
-            _record_best(shown, output, sweep, options, quiet=quiet or as_json)
+            _record_best(shown, output, sweep, options, quiet=quiet)
     except CkpttoolError as error:
         shown.failures.append(error)
     except KeyboardInterrupt:

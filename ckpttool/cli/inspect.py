@@ -183,7 +183,7 @@ def inspect(
     with allowing(pickle.allowed()):
         listing = load_listing(path, tree.glob, layout)
     status = 1 if pickle.strict and not is_plain_data(listing) else 0
-    models = find_architecture(listing, drawing.input_shape or ())
+    listing, models = with_architecture(listing, drawing.input_shape or ())
     drawn = None
     if drawing.dataflow:
         drawn = draw_dataflow(listing, drawing, layout, models)
@@ -224,8 +224,9 @@ def overview(path: PathArgument, as_json: AsJson = False, quiet: Quiet = False) 
     from ckpttool.cli.value_tables import render_diagnosis
 
     verdict = render_diagnosis(diagnosis, quiet=quiet, alone=False)
+    listing, models = with_architecture(listing, ())
     steps = next_steps.format_next_steps(next_steps.after_overview, listing, quiet=quiet)
-    view = _leave_room(replace(view, models=find_architecture(listing, ())), steps, verdict.count("\n") + 2)
+    view = _leave_room(replace(view, models=models), steps, verdict.count("\n") + 2)
     console.page_text("\n\n".join(filter(None, (render_listing(listing, view, None), verdict))))
     next_steps.print_commands(steps)
     return 1 if diagnosis.findings else 0
@@ -290,20 +291,22 @@ def draw_modules(
     return drawings.write_drawing(listing, target, depth, force=force)
 
 
-def find_architecture(
+def with_architecture(
     listing: CheckpointSummary | CheckpointFolder, shapes: Sequence[str]
-) -> tuple[Architecture, ...]:
-    """Return the models whose layers the checkpoint describes."""
+) -> tuple[CheckpointSummary | CheckpointFolder, tuple[Architecture, ...]]:
+    """Return the listing, with a note on a graph that cannot be read, and the models that it describes."""
     if not isinstance(listing, CheckpointSummary):
         if shapes:
             raise UsageError("no single checkpoint to describe", file=listing.path, hint=listing.hint)
-        return ()
+        return listing, ()
     if not shapes and not may_describe_layers(listing.checkpoint):
-        return ()
+        return listing, ()
     # Not a top-level import: files of weights alone do not need it.
-    from ckpttool.listing.architecture import describe_architecture
+    from ckpttool.listing.architecture import describe_architecture, describe_unread_graph
 
-    return describe_architecture(listing.checkpoint, shapes)
+    models = describe_architecture(listing.checkpoint, shapes)
+    unread = () if models else describe_unread_graph(listing.checkpoint)
+    return replace(listing, notes=(*listing.notes, *unread)), models
 
 
 def draw_dataflow(

@@ -22,6 +22,7 @@ from ckpttool.core.errors import (
     UnsupportedError,
     UsageError,
     WorkerError,
+    did_you_mean,
 )
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def _unknown_command(word: str, words: Sequence[str], commands: Commands) -> Usa
     meant = _SYNONYMS.get(word.lower()) or next(iter(near), None)
     if meant is None:
         return UsageError(f"unknown command '{word}'", hint=f"{NAME} --help lists all commands")
-    suggested = "" if word.lower() in _SYNONYMS else f"; did you mean '{meant}'?"
+    suggested = "" if word.lower() in _SYNONYMS else f"; {did_you_mean(repr(meant))}"
     return UsageError(f"unknown command '{word}'{suggested}", hint=_replace_word(words, word, [meant]))
 
 
@@ -213,9 +214,9 @@ def _unknown_option(
     if not name and option in words and option.lstrip("-") in commands:
         return UsageError(sentence, hint=_replace_word(words, option, [option.lstrip("-")]))
     if name in commands and f"-{written}" in _options(load(name)):
-        return UsageError(sentence, hint=f"did you mean -{written}? see {_help(name)}")
+        return UsageError(sentence, hint=f"{did_you_mean(f'-{written}')} see {_help(name)}")
     if name in commands and {f"{option}-a", f"{option}-b"} <= _options(load(name)):
-        return UsageError(sentence, hint=f"did you mean {option}-a or {option}-b? see {_help(name)}")
+        return UsageError(sentence, hint=f"{did_you_mean(f'{option}-a', f'{option}-b')} see {_help(name)}")
     if name in commands and (file := next((w for w in words if w.startswith("-") and os.path.isfile(w)), "")):
         hint = _replace_word(words, file, [os.path.join(os.curdir, file)])
         return UsageError(f"the path '{file}' looks like an option", hint=hint)
@@ -233,7 +234,7 @@ def _unknown_option(
         return UsageError(sentence, hint=shlex.join((NAME, owner, *words)))
     if others:
         return UsageError(sentence, hint=f"{option} is an option of {', '.join(others)}; see {_help(name)}")
-    return UsageError(sentence, hint=f"{f'did you mean {near[0]}? see ' if near else ''}{_help(name)}")
+    return UsageError(sentence, hint=f"{f'{did_you_mean(near[0])} see ' if near else ''}{_help(name)}")
 
 
 def _similar(option: str, possibilities: Sequence[str] | None) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar, cast
 
 from ckpttool.core import deferred
+from ckpttool.core.errors import did_you_mean
 
 _Options = TypeVar("_Options")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -112,6 +113,6 @@ def with_keywords(options: _Options, keywords: Mapping[str, Any], function: str)
             import difflib
 
             close = difflib.get_close_matches(name, names, 1)
-            meant = f"; did you mean {close[0]!r}?" if close else ""
+            meant = f"; {did_you_mean(repr(close[0]))}" if close else ""
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{meant}")
     return cast(_Options, replace(cast(Any, options), **keywords)) if keywords else options

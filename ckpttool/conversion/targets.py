@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from ckpttool.core import deferred, plugins, urls
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import CkpttoolError, UsageError
+from ckpttool.core.errors import CkpttoolError, UsageError, did_you_mean
 
 
 class TargetKind(NamedTuple):
@@ -131,7 +131,7 @@ def _unknown_target_error(chosen: str, known: Collection[str]) -> UsageError:
     meant = names.get(plain) or _MEANT.get(plain)
     if meant is None and close:
         meant = names.get(close[0]) or _MEANT.get(close[0])
-    suggested = f"; did you mean {meant!r}?" if meant is not None else ""
+    suggested = f"; {did_you_mean(repr(meant))}" if meant is not None else ""
     hint = f"--to {meant}" if meant is not None else f"state the format with --to: {list_targets()}"
     return UsageError(f"unknown target {chosen!r}{suggested}", hint=hint)
 

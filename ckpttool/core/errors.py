@@ -279,11 +279,16 @@ def abbreviate_list(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
+def did_you_mean(*choices: str) -> str:
+    """Return the question whether one of these was meant."""
+    return f"did you mean {' or '.join(choices)}?"
+
+
 def suggest_choice(word: str, known: Iterable[str]) -> str:
     """Return the hint for an unknown word: the closest choice, then all of them."""
     import difflib
 
     choices = list(known)
     close = difflib.get_close_matches(word, choices, 1)
-    suggestion = f"did you mean {close[0]}? " if close else ""
+    suggestion = f"{did_you_mean(close[0])} " if close else ""
     return f"{suggestion}{'the only choice is' if len(choices) == 1 else 'choose from'} {', '.join(choices)}"

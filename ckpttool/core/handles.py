@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.core import dtypes
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.dtypes import np
-from ckpttool.core.errors import MissingExtraError, NameNotFoundError, UnsupportedError, abbreviate_list
+from ckpttool.core.errors import (
+    MissingExtraError,
+    NameNotFoundError,
+    UnsupportedError,
+    abbreviate_list,
+    did_you_mean,
+)
 from ckpttool.core.slices import slice_leaf
 from ckpttool.core.source import Shape, as_array, gather_bytes, iter_pieces
 from ckpttool.core.text import clean, compile_glob, format_count, format_size
@@ -318,7 +324,7 @@ class Branch(Mapping[str, Any]):
         if several:
             hint = f"use a full name: {', '.join(clean(self._tree.names[path]) for path in several[:_SHOWN])}"
         elif close := suggest_names(name.strip("/"), [*self.paths, *self.modules()]):
-            hint = f"did you mean {' or '.join(map(clean, close))}"
+            hint = did_you_mean(*map(clean, close))
         else:
             tops = dict.fromkeys(path.partition("/")[0] for path in self.paths)
             hint = f"choose from {abbreviate_list([clean(top) for top in tops], _SHOWN)}"

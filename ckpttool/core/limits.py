@@ -15,7 +15,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ckpttool.core.deferred import dataclass, field
-from ckpttool.core.errors import LimitError, UsageError
+from ckpttool.core.errors import LimitError, UsageError, did_you_mean
 
 # The user's limits for a process and its child processes: `name=value`, separated by commas.
 VARIABLE = "CKPTTOOL_LIMITS"
@@ -138,7 +138,7 @@ def _parse_limit(pair: str) -> tuple[str, int]:
         import difflib
 
         close = difflib.get_close_matches(name, names, 1)
-        meant = f"did you mean {close[0]}? " if close else ""
+        meant = f"{did_you_mean(close[0])} " if close else ""
         raise UsageError(f"unknown limit {name!r}", hint=f"{meant}ckpttool limits lists all limits")
     number = text.upper().removesuffix("B").removesuffix("I")
     unit = _UNITS.get(number[-1:], 1)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
 from ckpttool.core import filesystem, limits
-from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UsageError
+from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UsageError, did_you_mean
 
 _PART = 1 << 16  # bytes of a JSON text that are split at a time
 
@@ -212,7 +212,7 @@ def suggest_glob(glob: str, known: Sequence[str], *, option: str = "--glob ") ->
     # The name of a module is not the name of a tensor.
     candidates = [near, *([] if near.endswith("*") else [f"{near}/**"])]
     meant = next((candidate for candidate in candidates if any(map(compile_glob(candidate), known))), None)
-    return f"did you mean {option}'{meant}'" if meant else None
+    return did_you_mean(f"{option}'{meant}'") if meant else None
 
 
 def _closest_step(step: str, known: Sequence[str]) -> str:

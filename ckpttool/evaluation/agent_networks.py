@@ -17,7 +17,7 @@ from ckpttool.core.text import format_count
 from ckpttool.core.urls import format_command
 from ckpttool.evaluation import restore
 from ckpttool.evaluation.restore import FACTS, Agent, merge_metadata, policy_sizes
-from ckpttool.libraries import schema
+from ckpttool.libraries import layer_connections, schema
 from ckpttool.libraries.schema import (
     NO_LAYOUT,
     VALUES,
@@ -71,8 +71,9 @@ def require_facts(agent: Agent, *, needs_env: bool = False, other: Agent | None 
         return
     options = ["--env"] * needs_env + [*missing]
     unknown = " and ".join(_LACKED[option] for option in missing)
+    unused = layer_connections.unused_graph_sentences(agent.binding)
     raise UsageError(
-        f"needs {_join_words(options)}: no file records {unknown}",
+        "; ".join((f"needs {_join_words(options)}: no file records {unknown}", *unused)),
         file=agent.checkpoint.path,
         hint=f"add {_join_words([_POSSIBLE[option] for option in options])}, as the training program has it",
     )

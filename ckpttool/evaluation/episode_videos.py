@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -63,7 +63,7 @@ class VideoEpisode:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeVideo:
-    """A video of consecutive episodes, with one frame before the first step and one after each step."""
+    """A video of consecutive episodes, from before the first step to after the last one."""
 
     __repr__ = describe_record
     _repr_html_ = render_file
@@ -73,12 +73,8 @@ class EpisodeVideo:
     fps: float
     width: int
     height: int
+    frames: int
     takes: tuple[VideoEpisode, ...]
-
-    @property
-    def frames(self) -> int:
-        """The number of rendered frames."""
-        return sum(take.steps + 1 for take in self.takes)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -222,27 +218,31 @@ def record_video(
     """
     require_new(target, force=force)
     chosen = _choose_episodes(episodes, scored.rollout)
-    total = sum(int(scored.rollout.lengths[number]) + 1 for number in chosen)
+    encoding = video.choose_encoding(_suffix(target), small=width is not None)
     takes: list[VideoEpisode] = []
     with _Replay(scored, options) as replay:
-        fps, done, size = replay.vector.spec.render_fps or _FPS, itertools.count(1), (0, 0)
+        fps, done, size = replay.vector.spec.render_fps or _FPS, 0, (0, 0)
+        # Simulators take most of the time to draw: no image is drawn that the format drops.
+        interval = math.ceil(fps / encoding.most_fps)
+        fps /= interval
+        total = sum(-(-int(scored.rollout.lengths[number]) // interval) + 1 for number in chosen)
 
         def write(stream: IO[bytes]) -> None:
-            with video.write_video(stream.name, _suffix(target), fps, small=width is not None) as show:
+            with video.write_video(stream.name, encoding, fps) as show:
 
                 def counted(picture: np.ndarray) -> None:
-                    nonlocal size
+                    nonlocal size, done
                     show(picture)
-                    size = (picture.shape[1], picture.shape[0])
-                    progress(next(done), total)
+                    size, done = (picture.shape[1], picture.shape[0]), done + 1
+                    progress(done, total)
 
                 for number, words in chosen.items():
                     title = ", ".join((f"episode {number}", *words))
-                    camera = Camera(replay.vector, number, title, counted, width)
+                    camera = Camera(replay.vector, number, title, counted, width, interval)
                     takes.append(replay.take(camera, number, words))
 
         write_atomically((Output(target, write),), force=force)
-    return EpisodeVideo(target, scored.checkpoint, fps, *size, tuple(takes))
+    return EpisodeVideo(target, scored.checkpoint, fps, *size, done, tuple(takes))
 
 
 STRIP_WIDTH = 240

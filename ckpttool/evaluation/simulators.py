@@ -19,6 +19,7 @@ from ckpttool.core.errors import (
     EnvironmentMismatchError,
     UnsupportedError,
     UsageError,
+    did_you_mean,
 )
 from ckpttool.core.installation import require_package
 from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, EnvSpec, VectorEnv
@@ -365,7 +366,7 @@ def _load_factory(env_id: str) -> Callable[..., Any]:
             close = difflib.get_close_matches(part, dir(factory), 1)
             raise UsageError(
                 f"{where} has no attribute {name}",
-                hint=f"did you mean {close[0]}" if close else _FACTORY_HINT,
+                hint=did_you_mean(close[0]) if close else _FACTORY_HINT,
             )
         factory = getattr(factory, part)
     if not callable(factory):

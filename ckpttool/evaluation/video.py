@@ -36,13 +36,14 @@ class Camera:
     """Callback (see rollout.Watch) that films one episode, then stops the rollout with CutError.
 
     All rows keep playing, because the policy computes with one batch shape: the filmed episode is
-    bit for bit the one that was scored.
+    bit for bit the one that was scored. One step in `every` is drawn, the first and the last.
     """
 
     def __init__(
-        self, envs: VectorEnv, episode: int, title: str, show: Show, width: int | None = None
+        self, envs: VectorEnv, episode: int, title: str, show: Show, width: int | None = None, every: int = 1
     ) -> None:
         self.envs, self.episode, self.title, self.show, self.width = envs, episode, title, show, width
+        self.every = every
         self.caption = Caption()
         self.frames = 0
         self.reward = 0.0
@@ -51,7 +52,8 @@ class Camera:
         """Film the row if it plays the episode."""
         if number != self.episode:
             return
-        self.film(row, reward, ended)
+        if ended or self.frames % self.every == 0:
+            self.film(row, reward, ended)
         self.frames += 1
         self.reward = reward
         if ended:
@@ -183,13 +185,13 @@ class Caption:
 
 @dataclass(frozen=True, slots=True)
 class VideoEncoding:
-    """ffmpeg options of one video format; above `most_fps` images per second some are dropped."""
+    """ffmpeg options of one video format; a film has at most `most_fps` images per second."""
 
     codec: str
     pixel_format: str
     filters: str
     options: tuple[str, ...]
-    most_fps: float = float("inf")
+    most_fps: float = 50.0
 
 
 ENCODINGS = {
@@ -208,7 +210,6 @@ ENCODINGS = {
         "pal8",
         "split[a][b];[a]palettegen=stats_mode=single[palette];[b][palette]paletteuse=new=1:dither=none",
         ("-f", "gif"),
-        most_fps=50.0,
     ),
 }
 
@@ -237,15 +238,18 @@ def require_encoder() -> None:
         raise MissingExtraError(f"a video needs ffmpeg: {reason}", hint="IMAGEIO_FFMPEG_EXE=FILE") from None
 
 
-@contextmanager
-def write_video(path: str, suffix: str, fps: float, *, small: bool = False) -> Iterator[Show]:
-    """Write a video to an absolute path from the images passed in the block, encoded by `suffix`.
+def choose_encoding(suffix: str, *, small: bool = False) -> VideoEncoding:
+    """Return the encoding of a video file; a `small` GIF has 15 images per second, of 64 colours."""
+    return SMALL_GIF if small and suffix == ".gif" else ENCODINGS[suffix]
 
-    A `small` GIF has at most 15 images per second, of 64 colours. The video is read back before the block
-    ends. ffmpeg writes its own messages to stderr. Raise CkpttoolError if there is no image or ffmpeg
-    fails.
+
+@contextmanager
+def write_video(path: str, encoding: VideoEncoding, fps: float) -> Iterator[Show]:
+    """Write a video to an absolute path from the images passed in the block.
+
+    The video is read back before the block ends. ffmpeg writes its own messages to stderr. Raise
+    CkpttoolError if there is no image or ffmpeg fails.
     """
-    encoding = SMALL_GIF if small and suffix == ".gif" else ENCODINGS[suffix]
     with closing(_FrameWriter(path, encoding, fps)) as writer:
         yield writer.show
     writer.require_complete()
@@ -276,7 +280,6 @@ class _FrameWriter:
         import imageio_ffmpeg
 
         encoding = self.encoding
-        rate = f"fps={encoding.most_fps:g}," if self.fps > encoding.most_fps else ""
         pictures: Generator[None, np.ndarray | None, None] = imageio_ffmpeg.write_frames(
             self.path,
             size,
@@ -286,7 +289,7 @@ class _FrameWriter:
             codec=encoding.codec,
             macro_block_size=1,
             ffmpeg_log_level="error",
-            output_params=["-vf", rate + encoding.filters, *encoding.options],
+            output_params=["-vf", encoding.filters, *encoding.options],
         )
         return pictures
 
@@ -299,14 +302,9 @@ class _FrameWriter:
         """Raise CkpttoolError unless the file contains every image: ffmpeg may fail at the end."""
         if not self.count:
             raise CkpttoolError("the video has no frames")
-        rate = min(1.0, self.encoding.most_fps / self.fps)
-        expected, count = self.count * rate, _count_frames(self.path)
-        if not count or abs(count - expected) > (0 if rate == 1 else 1):
-            raise CkpttoolError(
-                "ffmpeg wrote an incomplete video",
-                expected=format_count(round(expected), "picture"),
-                found=str(count),
-            )
+        expected, count = format_count(self.count, "picture"), _count_frames(self.path)
+        if count != self.count:
+            raise CkpttoolError("ffmpeg wrote an incomplete video", expected=expected, found=str(count))
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from ckpttool.core.errors import (
     MissingExtraError,
     TruncatedError,
     UnsupportedError,
+    WorkerError,
 )
 from ckpttool.core.source import (
     Buffer,
@@ -259,6 +260,10 @@ def _parse_output(answer: bytes, status: int, file: str) -> dict[str, Any]:
         raise limits.limit_error(
             "hdf5_objects", "the list of the file's datasets is too long", None, file=file
         )
+    if hasattr(signal, "SIGKILL") and status == -signal.SIGKILL:
+        # No error of a program raises this signal: the system sends it when it has no memory left.
+        hint = "close other programs, or raise the memory limit of the container"
+        raise WorkerError("the HDF5 reader process was killed from outside", file=file, hint=hint)
     if status:
         what = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
         raise FormatError(f"the HDF5 reader process {what}: the file is damaged", file=file)

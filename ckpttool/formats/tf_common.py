@@ -21,6 +21,7 @@ from ckpttool.core.errors import (
     UnsupportedError,
     UsageError,
     abbreviate_list,
+    did_you_mean,
     locate_errors,
 )
 from ckpttool.core.source import LARGE, Buffer, File, Shape, Source, StreamedArray, combine_parts, cuts
@@ -247,6 +248,11 @@ def v1_shards(pattern: str) -> tuple[str, ...] | None:
     return tuple(f"{shard[1]}-{number:05d}-of-{shard[3]}" for number in range(int(shard[3])))
 
 
+def saver_graph_file(path: str) -> str:
+    """Return where TensorFlow 1's Saver stores its program's graph, beside the checkpoint at a path."""
+    return (path if v1_shards(path) is None else path.partition("-?????-of-")[0]) + ".meta"
+
+
 def is_v1_file(path: str) -> bool:
     """Return whether a file is a table without the suffix `.index`, as V1 checkpoints are."""
     from ckpttool.encodings import sstable
@@ -276,7 +282,7 @@ def checkpoint_at(location: str, names: frozenset[str]) -> SaverCheckpoint | Non
         raise UsageError(
             f"the prefix matches {len(fits)} checkpoints with several shards: {', '.join(fits[:8])}",
             file=location,
-            hint=f"did you mean {folder}{fits[-1]}?",
+            hint=did_you_mean(f"{folder}{fits[-1]}"),
         )
     return SaverCheckpoint(1, folder + fits[0]) if fits else None
 
@@ -324,7 +330,7 @@ def _latest_of_state(path: str, folder: str, names: frozenset[str]) -> SaverChec
     raise NotFoundError(
         f"the state file names {latest!r}, which is not in the same folder",
         file=path,
-        hint=f"did you mean {os.path.join(folder, present[-1])}?" if present else None,
+        hint=did_you_mean(os.path.join(folder, present[-1])) if present else None,
     )
 
 
@@ -380,7 +386,7 @@ def several_checkpoints_error(bases: list[str], folder: str) -> UsageError:
     return UsageError(
         f"the folder contains {len(bases)} checkpoints, but no state file that names the latest: {listed}",
         file=folder,
-        hint=f"did you mean {os.path.join(folder, bases[-1])}?",
+        hint=did_you_mean(os.path.join(folder, bases[-1])),
     )
 
 

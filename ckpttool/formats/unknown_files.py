@@ -22,6 +22,7 @@ from ckpttool.core.errors import (
     NotFoundError,
     UnsupportedError,
     abbreviate_list,
+    did_you_mean,
 )
 from ckpttool.core.source import File
 from ckpttool.formats.detect import matching_formats
@@ -55,7 +56,7 @@ def not_found_error(probe: Probe) -> CkpttoolError:
         if len(here) > 1 and filesystem.find_store(probe.path) is None:
             # Numbered files belong to one run that continues.
             message = f"this folder contains {len(here)} checkpoints, and no file names the latest"
-            return NotACheckpointError(message, file=probe.path, hint=_did_you_mean(here))
+            return NotACheckpointError(message, file=probe.path, hint=_suggest_locations(here))
         message = f"no checkpoint found in this folder{'' if names else ': it is empty'}"
         shown = abbreviate_list(names, _SUGGESTIONS) if names else None
         hint = _suggest_below(probe) or "use the path of a checkpoint or of its folder"
@@ -71,17 +72,17 @@ def _explain_missing_path(probe: Probe) -> str | None:
     if (hint := _explain_windows_path(path)) is not None:
         return hint
     if (scheme := re.match(r"(https?|s3|gs|hf):/(?!/)", path)) is not None:
-        return f"did you mean {scheme[1]}://{path[scheme.end() :]}"
+        return did_you_mean(f"{scheme[1]}://{path[scheme.end() :]}")
     if path.startswith("~"):
         return "~ is the home folder only at the start of a word without quotes"
     if (variable := re.match(r"\$\{?\w+\}?", path)) is not None:
         return f"the shell did not replace {variable[0]}: use no single quotes"
     if glob.has_magic(path) and filesystem.find_store(path) is None:
         names = sorted(itertools.islice(glob.iglob(path), _LOOKED_AT))
-        return _did_you_mean(_latest_first(names)) or "no file matches this pattern"
+        return _suggest_locations(_latest_first(names)) or "no file matches this pattern"
     stem = path.removesuffix(".meta")
     if stem != path and os.path.isfile(f"{stem}.index"):
-        return _did_you_mean([stem])
+        return _suggest_locations([stem])
     return _suggest_similar(probe) or _explain_missing_folder(path)
 
 
@@ -91,7 +92,7 @@ def _explain_missing_folder(path: str) -> str | None:
     if filesystem.find_store(path) is not None:
         return None
     if os.path.isfile(folder):
-        return _did_you_mean([folder])
+        return _suggest_locations([folder])
     if folder and not os.path.isdir(folder):
         return f"the folder {folder} does not exist"
     inner = Probe(folder or os.curdir)
@@ -136,7 +137,7 @@ def _suggest_similar(probe: Probe) -> str | None:
     close = [
         names[near] for near in difflib.get_close_matches(probe.name.lower(), sorted(names), 4 * _SUGGESTIONS)
     ]
-    return _did_you_mean(_readable(os.path.dirname(probe.path), close))
+    return _suggest_locations(_readable(os.path.dirname(probe.path), close))
 
 
 def _suggest_below(probe: Probe) -> str | None:
@@ -150,7 +151,7 @@ def _suggest_below(probe: Probe) -> str | None:
             readable += _readable(inner_probe.path, names)
             below += _subfolders(inner_probe, names)
         if readable:
-            return _did_you_mean(readable)
+            return _suggest_locations(readable)
         level = below
     return None
 
@@ -178,11 +179,9 @@ def _readable(folder: str, names: Iterable[str]) -> list[str]:
     return list(locations)
 
 
-def _did_you_mean(locations: list[str]) -> str | None:
-    if not locations:
-        return None
-    more = f" (and {len(locations) - _SUGGESTIONS} more)" if len(locations) > _SUGGESTIONS else ""
-    return f"did you mean {', '.join(map(urls.display_url, locations[:_SUGGESTIONS]))}{more}"
+def _suggest_locations(locations: list[str]) -> str | None:
+    names = [*map(urls.display_url, locations)]
+    return did_you_mean(abbreviate_list(names, _SUGGESTIONS)) if names else None
 
 
 class _FileSignature(NamedTuple):

@@ -272,8 +272,10 @@ class StoredNodes(NamedTuple):
             if int(number or 0):
                 raise UnsupportedError("an input that is a further output of a node", found=title)
             scope[node] = [TensorName(inputs[-1].name, inputs[-1].dtype)]
+        # Before the values of operations get names: a node may have the name of an operator (Neg).
+        names = [translator.build.unique_name(title) for title in signature.outputs]
         values = translator.results(GraphFunction((), self.nodes, results), scope)
-        return translator.graph(inputs, dict(zip(signature.outputs, values, strict=True)))
+        return translator.graph(inputs, dict(zip(names, values, strict=True)), reserved=True)
 
 
 def _is_write(op: str) -> bool:
@@ -362,13 +364,13 @@ class FunctionTranslator:
             self.channels[name] = shape[-1]
         return Value(name, None if tensor is None else tensor.dtype, extents)
 
-    def graph(self, inputs: Sequence[Value], results: Mapping[str, Any]) -> Graph:
-        """Return the graph with these outputs."""
+    def graph(self, inputs: Sequence[Value], results: Mapping[str, Any], *, reserved: bool = False) -> Graph:
+        """Return the graph with these outputs; `reserved` names no other value has."""
         outputs = []
         self.build.scope, self.build.location = (), ""
         for title, value in results.items():
             tensor = self.tensor(value)
-            name = self.build.unique_name(title)
+            name = title if reserved else self.build.unique_name(title)
             outputs.append(Value(name, tensor.dtype))
             self.build.nodes.append(OperatorNode("Identity", (tensor.name,), (name,), {}))
         return self.build.graph(inputs, outputs)

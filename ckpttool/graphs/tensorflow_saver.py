@@ -24,9 +24,8 @@ from ckpttool.formats import tf_common, tf_saved_model_messages
 from ckpttool.formats.tf_functions import FunctionNode, get_attribute, output_shape
 from ckpttool.formats.tf_saved_model_messages import FieldMeter, MetaGraph, Signature, TensorInfo, type_name
 from ckpttool.graphs import tensorflow
-from ckpttool.graphs.graph import FRONT_ENDS, Graph, OpaqueError
+from ckpttool.graphs.graph import Graph, OpaqueError
 
-SUFFIX = ".meta"
 _READS = frozenset(("Identity", "ReadVariableOp"))
 _LAYERS = frozenset(
     ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv3D", "DepthwiseConv2dNative")
@@ -54,12 +53,6 @@ def read(checkpoint: Checkpoint) -> Graph | None:
     """
     program = _read_program(checkpoint)
     return None if program is None else program.graph(program.ends())
-
-
-def has_graph(checkpoint: Checkpoint) -> bool:
-    """Return whether a Saver stored its graph beside the checkpoint."""
-    written = __name__ in FRONT_ENDS.get(checkpoint.format, ())
-    return written and filesystem.isfile(_location(checkpoint))
 
 
 def read_policy(checkpoint: Checkpoint, network: str, target: re.Pattern[str]) -> PolicyGraph | None:
@@ -113,13 +106,8 @@ def read_activations(checkpoint: Checkpoint) -> dict[Path, frozenset[str]]:
     return {} if program is None else program.activations()
 
 
-def _location(checkpoint: Checkpoint) -> str:
-    pattern = tf_common.v1_shards(checkpoint.path)
-    return (checkpoint.path if pattern is None else checkpoint.path.partition("-?????-of-")[0]) + SUFFIX
-
-
 def _read_program(checkpoint: Checkpoint) -> _SavedProgram | None:
-    location = _location(checkpoint)
+    location = tf_common.saver_graph_file(checkpoint.path)
     if not filesystem.isfile(location):
         return None
     file = File.beside(location, checkpoint.files[0].path)
@@ -333,10 +321,12 @@ class _SavedProgram:
             return self.stored.read(self.checkpoint, signature)
         except OpaqueError as error:
             raise UnsupportedError(
-                "an output of the graph is not a tensor", file=_location(self.checkpoint), found=str(error)
+                "an output of the graph is not a tensor",
+                file=tf_common.saver_graph_file(self.checkpoint.path),
+                found=str(error),
             ) from None
         except CkpttoolError as error:
-            raise error.located(file=_location(self.checkpoint)) from error.__cause__
+            raise error.located(file=tf_common.saver_graph_file(self.checkpoint.path)) from error.__cause__
 
     def _tensor(self, name: str) -> TensorInfo:
         node = self.nodes[name]

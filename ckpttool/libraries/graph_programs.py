@@ -116,7 +116,7 @@ def _several_outputs(names: Sequence[str], file: str) -> UsageError:
         "the model has several outputs, and it is unknown which one is the action",
         file=file,
         found=abbreviate_list(names, 8),
-        hint=" or ".join(f"--network {shlex.quote(name)}" for name in likely[:8]),
+        hint=f"choose it by --network NAME: {', '.join(map(shlex.quote, likely[:8]))}",
     )
 
 

@@ -28,6 +28,7 @@ from ckpttool.libraries.recognize import (
     SAVER_FORMATS,
     TORCH_CLASSES,
     activation_of,
+    has_saver_graph,
 )
 from ckpttool.libraries.schema import (
     NO_LAYOUT,
@@ -279,9 +280,17 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
     return replace(binding, facts=facts.read("the SavedModel's graph", hidden=next(iter(hidden))))
 
 
+_UNUSED_GRAPH = "the graph beside the checkpoint is not used: "
+
+
 def describe_unused_graph(reason: str) -> str:
     """Return the sentence on the graph of a Saver that its checkpoint is read without."""
-    return f"the graph beside the checkpoint is not used: {reason}"
+    return f"{_UNUSED_GRAPH}{reason}"
+
+
+def unused_graph_sentences(binding: RecognizedAgent) -> tuple[str, ...]:
+    """Return the sentences on a Saver's graph that the binding was made without."""
+    return tuple(sentence for sentence in binding.moves.assumed if sentence.startswith(_UNUSED_GRAPH))
 
 
 def _with_saver_activations(binding: RecognizedAgent, checkpoint: Checkpoint) -> RecognizedAgent:
@@ -289,7 +298,7 @@ def _with_saver_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
     from ckpttool.graphs import tensorflow_saver
 
     part = binding.policy
-    if part is None or part.program is not None or not tensorflow_saver.has_graph(checkpoint):
+    if part is None or part.program is not None or not has_saver_graph(checkpoint):
         return binding
     try:
         following = tensorflow_saver.read_activations(checkpoint)

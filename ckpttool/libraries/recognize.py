@@ -14,7 +14,7 @@ from functools import cache, lru_cache, partial
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from ckpttool.core import deferred, plugins
+from ckpttool.core import deferred, filesystem, plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import UnsupportedError, UsageError
@@ -992,6 +992,15 @@ KERAS_FORMATS = frozenset(("keras_h5", "keras_zip"))
 # What TensorFlow 1's Saver writes: variables by name, and the graph of the program beside them.
 SAVER_FORMATS = frozenset(("tensor_bundle", "tensorflow_v1"))
 ONNX_FORMAT = "onnx"  # its reader is imported for such files only
+
+
+def has_saver_graph(checkpoint: Checkpoint) -> bool:
+    """Return whether a Saver of TensorFlow 1 stored its program's graph beside the checkpoint."""
+    if checkpoint.format not in SAVER_FORMATS:
+        return False
+    from ckpttool.formats.tf_common import saver_graph_file
+
+    return filesystem.isfile(saver_graph_file(checkpoint.path))
 
 
 def is_script(tree: Tree) -> bool:

@@ -41,6 +41,7 @@ from ckpttool.libraries.recognize import (
     NamedLeaf,
     PickledModule,
     find_orders,
+    has_saver_graph,
     is_script,
     read_pickled_module,
     remember,
@@ -140,7 +141,7 @@ def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> R
 def _recognize_policy(tree: Tree, network: str, checkpoint: Checkpoint) -> RecognizedAgent | None:
     if checkpoint.format in _LIBRARIES:
         return None
-    if _has_saver_graph(checkpoint):
+    if has_saver_graph(checkpoint):
         return _recognize_by_saver(tree, network, checkpoint)
     if (graph := _read_graph(checkpoint)) is not None:
         hint = None
@@ -170,14 +171,6 @@ def _recognize_policy(tree: Tree, network: str, checkpoint: Checkpoint) -> Recog
         return _bind_policy(tree, checkpoint, network)
     binding = _bind_policy(plain[0], checkpoint, network)
     return None if binding is None else binding.moved(lambda path: plain[1].get(path, path))
-
-
-def _has_saver_graph(checkpoint: Checkpoint) -> bool:
-    if checkpoint.format not in SAVER_FORMATS:
-        return False
-    from ckpttool.graphs import tensorflow_saver
-
-    return tensorflow_saver.has_graph(checkpoint)
 
 
 def _recognize_by_saver(tree: Tree, network: str, checkpoint: Checkpoint) -> RecognizedAgent | None:
@@ -261,7 +254,7 @@ def read_computation(checkpoint: Checkpoint) -> RecordedComputation | None:
         return RecordedComputation("the ONNX graph")
     if _has_code(checkpoint):
         return RecordedComputation("the TorchScript code")
-    if (checkpoint.format == "saved_model" or _has_saver_graph(checkpoint)) and _has_graph(checkpoint):
+    if (checkpoint.format == "saved_model" or has_saver_graph(checkpoint)) and _has_graph(checkpoint):
         return RecordedComputation(_ORIGINS[checkpoint.format][0])
     if (document := _read_keras_config(checkpoint)) is not None:
         from ckpttool.libraries import model_steps

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool.core.errors import CkpttoolError, UsageError, is_system_error
-from ckpttool.libraries.recognize import KERAS_FORMATS, is_script
+from ckpttool.libraries.recognize import KERAS_FORMATS, has_saver_graph, is_script
 from ckpttool.listing.input_shapes import parse_shapes
 from ckpttool.listing.layers import Architecture, Extents
 
@@ -45,9 +45,27 @@ def describe_architecture(checkpoint: Checkpoint, shapes: Sequence[str] = ()) ->
         raise UsageError(
             "--input-shape requires a file that describes its layers",
             file=checkpoint.path,
-            hint="a pickled module, a Keras model, TorchScript, ONNX; weights alone list no layers",
+            hint="a pickled module, a Keras model, TorchScript, ONNX, a checkpoint beside its "
+            ".meta file; weights alone list no layers",
         )
     return models
+
+
+def describe_unread_graph(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return a note on the graph of a Saver that cannot be listed; empty without one."""
+    if not has_saver_graph(checkpoint):
+        return ()
+    from ckpttool.graphs.graph import read_graph
+    from ckpttool.libraries.layer_connections import describe_unused_graph
+
+    try:
+        graph = read_graph(checkpoint)
+    except CkpttoolError as error:
+        if is_system_error(error):
+            raise
+        return (describe_unused_graph(error.message),)
+    reason = "it has no network of these variables" if graph is None else "it has too many operations"
+    return (describe_unused_graph(reason),)
 
 
 def _describe(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tuple[Architecture, ...]:
@@ -55,11 +73,11 @@ def _describe(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tuple[Ar
         from ckpttool.listing import keras_architecture
 
         return keras_architecture.describe_keras(checkpoint, shapes)
-    if checkpoint.format == "onnx" or is_script(checkpoint.tree):
+    script = is_script(checkpoint.tree)
+    if checkpoint.format == "onnx" or script or has_saver_graph(checkpoint):
         from ckpttool.listing import graph_architecture
 
-        onnx = checkpoint.format == "onnx"
-        describe = graph_architecture.describe_onnx if onnx else graph_architecture.describe_script
+        describe = graph_architecture.describe_script if script else graph_architecture.describe_graph
         return describe(checkpoint, shapes)
     from ckpttool.listing import torch_architecture
 

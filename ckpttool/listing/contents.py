@@ -185,8 +185,10 @@ def _totals(rows: list[TensorRow], stored_nbytes: int) -> Totals:
 
 def may_describe_layers(checkpoint: Checkpoint) -> bool:
     """Return whether the file may list the layers of a model, and not only weights."""
-    from ckpttool.libraries.recognize import KERAS_FORMATS, PICKLED_MODULES, is_script
+    from ckpttool.libraries.recognize import KERAS_FORMATS, PICKLED_MODULES, has_saver_graph, is_script
 
     if checkpoint.format in (*KERAS_FORMATS, "onnx") or is_script(checkpoint.tree):
+        return True
+    if has_saver_graph(checkpoint):
         return True
     return any(path and path[-1] == PICKLED_MODULES for path in checkpoint.tree.containers)

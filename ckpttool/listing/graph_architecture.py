@@ -1,6 +1,6 @@
-"""Layers of recorded computations: the code of a TorchScript archive and the graph of an ONNX model.
+"""Layers of recorded computations: the code of a TorchScript archive, the graph of an ONNX model or a Saver.
 
-Both are read as a graph, whose shapes are traced (ckpttool.graphs). Shapes include the batch.
+All are read as a graph, whose shapes are traced (ckpttool.graphs). Shapes include the batch.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core import deferred
-from ckpttool.core.errors import UsageError
+from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.tree import Tree
+from ckpttool.libraries.recognize import SAVER_FORMATS
 from ckpttool.listing.input_shapes import require_shapes_used, with_batch
 from ckpttool.listing.layers import DEEPEST, LISTS, Architecture, ArchitectureLayer, Extents, sum_macs
 
@@ -65,26 +66,37 @@ def describe_script(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tu
     return (Architecture("TorchScript code", root, named, batch=True),)
 
 
-def describe_onnx(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tuple[Architecture, ...]:
+def describe_graph(checkpoint: Checkpoint, shapes: Mapping[str, Extents]) -> tuple[Architecture, ...]:
     """Return the models of the file with their layers; `shapes` are input shapes by layer path."""
     from ckpttool.graphs.graph import read_graph
     from ckpttool.graphs.shapes import trace_graph
 
-    details = checkpoint.details.get("inputs")
-    names = list(details) if isinstance(details, Mapping) else []
-    inputs_by_name = with_batch(shapes)
-    if "" in inputs_by_name and len(names) == 1:
-        inputs_by_name[names[0]] = inputs_by_name.pop("")
     graph = read_graph(checkpoint)
-    trace = None if graph is None else trace_graph(graph, inputs_by_name)
+    if graph is None:
+        return ()
+    saver = checkpoint.format in SAVER_FORMATS
+    details = checkpoint.details.get("inputs")
+    names = list(details) if isinstance(details, Mapping) else [value.name for value in graph.inputs if saver]
+    inputs_by_name = with_batch(shapes)
+    if "" in shapes and len(names) > 1:
+        numbers = ",".join(map(str, shapes[""]))
+        options = " ".join(f"--input-shape '{name}={numbers}'" for name in names)
+        raise UsageError(f"the graph has {len(names)} inputs", file=checkpoint.path, hint=options)
+    if "" in inputs_by_name and names:
+        inputs_by_name[names[0]] = inputs_by_name.pop("")
+    trace = trace_graph(graph, inputs_by_name, open_inputs=saver)
     require_shapes_used(inputs_by_name, {*names}, iter(names))
     if trace is None:
         return ()
-    kind = str(checkpoint.details.get("name") or "graph")
+    kind = "program" if saver else str(checkpoint.details.get("name") or "graph")
     output = trace.outputs[0] if len(trace.outputs) == 1 else None
     root = _GraphLayers(checkpoint.tree, trace.calls, {}).root(kind, output)
     assumed = ("extents that are not fixed are 1",) if trace.assumed else ()
-    return (Architecture("ONNX graph", root, trace.inputs, batch=True, assumed=assumed),)
+    # A Saver's graph names no results: these are the ends of its networks.
+    ends = abbreviate_list([value.name for value in graph.outputs], 8)
+    notes = (f"ends of networks: {ends}",) if saver else ()
+    source = "Saver's graph" if saver else "ONNX graph"
+    return (Architecture(source, root, trace.inputs, batch=True, assumed=assumed, notes=notes),)
 
 
 class _GraphLayers:

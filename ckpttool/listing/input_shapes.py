@@ -41,13 +41,14 @@ def parse_shapes(shapes: Sequence[str]) -> dict[str, Extents]:
 
 def require_shapes_used(shapes: Mapping[str, Extents], used: set[str], known: Iterator[str]) -> None:
     """Raise UsageError for a shape whose layer does not exist."""
-    for path in shapes:
+    for path, shape in shapes.items():
         if path not in used:
             what = f"no layer {path!r}" if path else "the order of the layers is not in the file"
             names = [name for name in known if name]
             hint = suggest_choice(path, names[:_SUGGESTED]) if names else None
             if not path and names:
-                hint = f"name the layer that receives the input: --input-shape {names[0]}=..."
+                numbers = ",".join(map(str, shape))
+                hint = f"name the layer that receives the input: --input-shape '{names[0]}={numbers}'"
             raise UsageError(what, hint=hint)
 
 

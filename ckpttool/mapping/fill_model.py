@@ -12,7 +12,7 @@ from ckpttool.core import dtypes
 from ckpttool.core.activations import NO_CALL, UNKNOWN, AxisOrder, CallPlace, Parts
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.digests import hash_tensor
-from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
+from ckpttool.core.errors import MappingError, UsageError, abbreviate_list, did_you_mean
 from ckpttool.core.kinds import list_kinds
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.mapping import feature_orders, kind_notes, user_rules
@@ -875,7 +875,7 @@ def _rule_moves(
                 "the model has no tensor with this name",
                 path=name,
                 file=rules.path,
-                hint=f'did you mean to = "{near[0]}"'
+                hint=did_you_mean(f'to = "{near[0]}"')
                 if near
                 else f"choose from {abbreviate_list(sorted(names), 6)}",
             )

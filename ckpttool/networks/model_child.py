@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core import deferred, search_paths
-from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError, did_you_mean
 from ckpttool.networks.messages import Message
 from ckpttool.networks.tracing import (
     ROOT,
@@ -80,7 +80,7 @@ def find_named_object(name: str, option: str) -> Any:
             close = difflib.get_close_matches(part, dir(target), 1)
             names = _defined_names(where)
             listed = "it defines {}".format(", ".join(names)) if names else None
-            hint = f"did you mean {close[0]}" if close else listed
+            hint = did_you_mean(close[0]) if close else listed
             raise UsageError(f"{where} has no attribute {what}", hint=hint)
         target = getattr(target, part)
     return target

@@ -47,6 +47,13 @@ def format_number(value: float) -> str:
     return typeset_minus(f"{value:,.{digits}f}")
 
 
+def format_alike(values: Sequence[float]) -> list[str]:
+    """Format numbers of one kind as format_number formats the largest: -87.06, -130.75, -1.76."""
+    if max(map(abs, filter(math.isfinite, values)), default=0) < 10:
+        return [*map(format_number, values)]
+    return [_NONE if not math.isfinite(value) else typeset_minus(f"{value:,.2f}") for value in values]
+
+
 def format_exactly(value: float, digits: int = 6) -> str:
     """Format a number with `digits` significant digits, or a whole number with all digits."""
     whole = value == round(value) if math.isfinite(value) else False
@@ -152,6 +159,7 @@ def template_environment() -> Environment:
         base=lambda text: shorten(clean(urls.base_name(text)), _TITLE),
         counter=lambda title: "In name" if title == "name" else title.capitalize(),
         decimal=format_number,
+        alike=format_alike,
         breakable=lambda text: Markup("/<wbr>").join(text.split("/")),
         shades=_shade_paths,
         compact=lambda value: json.dumps(value, separators=(",", ":")),
