@@ -212,7 +212,7 @@ class _Module:
     @property
     def numbered(self) -> bool:
         """Return whether the submodules are numbered, without other content."""
-        return bool(self.children) and not self.tensors and all(map(_is_number, self.children))
+        return bool(self.children) and not self.tensors and all(map(is_number, self.children))
 
     @property
     def counted(self) -> bool:
@@ -222,7 +222,7 @@ class _Module:
     @property
     def safe(self) -> bool:
         """Return whether all names can be attributes."""
-        return not self.sequential and all(map(_is_safe, (*self.children, *self.tensors)))
+        return not self.sequential and all(map(is_safe, (*self.children, *self.tensors)))
 
 
 class _Item(NamedTuple):
@@ -232,11 +232,13 @@ class _Item(NamedTuple):
     activation: Activation | None
 
 
-def _is_number(name: str) -> bool:
+def is_number(name: str) -> bool:
+    """Return whether a module's name is the number of an item."""
     return name.isascii() and name.isdecimal() and len(name) < 5 and str(int(name)) == name
 
 
-def _is_safe(name: str) -> bool:
+def is_safe(name: str) -> bool:
+    """Return whether a module may have this attribute in every framework."""
     return is_word(name) and name.isascii() and name not in _RESERVED and not name.startswith("_")
 
 
@@ -412,7 +414,7 @@ class _AgentModules:
         for top in tops:
             # The program's own names for the objects that it loads are free.
             names = tuple(str(step.value) for step in top[len(common) :])
-            if not all(map(_is_safe, names)):
+            if not all(map(is_safe, names)):
                 names = (f"network_{len(dicts)}",)
             prefixes: set[str | None] = set()
             for path, leaf in tree.tensors():
@@ -710,7 +712,7 @@ class _Writer(_AgentModules):
         load = self._load()
         act = [] if acting is None else self._act(acting)
         helpers = [_HELPERS[name] for name in sorted(self.helpers)]
-        constants = [f"{name} = {_array_code(array)}" for name, array in self.constants.items()]
+        constants = [f"{name} = {array_code(array)}" for name, array in self.constants.items()]
         blocks = ["\n".join(self._comment(source, digests)), "\n".join(self._imports()), *constants]
         functions = [*helpers, *classes, "\n".join(load), *(["\n".join(act)] if act else [])]
         return "\n\n".join(blocks) + "\n\n\n" + "\n\n\n".join(functions) + "\n"
@@ -775,7 +777,7 @@ class _Writer(_AgentModules):
         lines.append("        super().__init__()")
         for name, child in module.children.items():
             call = self._construct((*owner.names, name), child, 8)
-            target = f"self.{name} = {call}" if _is_safe(name) else f"setattr(self, {name!a}, {call})"
+            target = f"self.{name} = {call}" if is_safe(name) else f"setattr(self, {name!a}, {call})"
             lines += [f"        {target}"] * bool(call)
         for name, leaf in module.tensors.items():
             lines.append(f"        {self._tensor_statement(name, leaf)}")
@@ -789,7 +791,7 @@ class _Writer(_AgentModules):
 
     def _tensor_statement(self, name: str, leaf: Leaf) -> str:
         """Return the statement that makes a tensor of the class itself."""
-        if not _is_safe(name):
+        if not is_safe(name):
             raise self.refuse("a tensor of this name beside the layers", python_literal(name))
         if self.framework.base == "tf.Module":
             return f"self.{name} = tf.Variable(tf.zeros({leaf.shape!r}))"
@@ -933,8 +935,8 @@ class _Writer(_AgentModules):
         text, module = base, self.root.at(owner)
         for number, name in enumerate(names[len(owner) :], len(owner)):
             inside = names[:number]
-            attribute = _is_safe(name) and inside in ((), *self.class_names, owner)
-            if attribute or (not self.framework.torch and _is_safe(name)):
+            attribute = is_safe(name) and inside in ((), *self.class_names, owner)
+            if attribute or (not self.framework.torch and is_safe(name)):
                 text = f"{text}.{name}"
             elif not self.framework.torch:
                 text = f"getattr({text}, {python_literal(name)})"
@@ -948,7 +950,7 @@ class _Writer(_AgentModules):
     def tensor(self, owner: Names, names: Names) -> str:
         """Return the expression of a tensor of the file."""
         above = self.access("self", owner, names[:-1])
-        return f"{above}.{names[-1]}" if _is_safe(names[-1]) else f"getattr({above}, {names[-1]!r})"
+        return f"{above}.{names[-1]}" if is_safe(names[-1]) else f"getattr({above}, {names[-1]!r})"
 
     # Functions.
 
@@ -1035,7 +1037,7 @@ class _Writer(_AgentModules):
                 for own, leaf in module.tensors.items() if layer or module.children else ():
                     tensor = value.format(f"tensors[{python_literal(leaf.key)}]")
                     own = own.removeprefix("_") if layer else own
-                    variable = f"{at}.{own}" if _is_safe(own) else f"getattr({at}, {python_literal(own)})"
+                    variable = f"{at}.{own}" if is_safe(own) else f"getattr({at}, {python_literal(own)})"
                     yield f"{'    ' * self.by_key}{variable}.assign({tensor})"
             return
         model = self.access("model", (), self.wrapper)
@@ -1294,7 +1296,8 @@ def number_code(value: np.floating[Any]) -> str:
     return text if "e" in text or "." in text else f"{text}.0"
 
 
-def _array_code(array: np.ndarray) -> str:
+def array_code(array: np.ndarray) -> str:
+    """Return the code of the entries of a float32 array, without its shape."""
     numbers = [number_code(value) for value in array.astype(np.float32).ravel()]
     rows = [", ".join(numbers[start : start + 8]) for start in range(0, len(numbers), 8)]
     inner = ",\n    ".join(rows)

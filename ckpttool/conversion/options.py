@@ -36,7 +36,7 @@ class ConversionOptions:
     Target:
         to (WORD): Target, e.g. torch or tf. Default: from the suffix of DST.
             `ckpttool convert --help` lists the targets.
-        network (NAME): For onnx: a network, e.g. critic/q1. Default: actor.
+        network (NAME): For onnx and --code: a network, e.g. critic/q1. Default: actor.
         shard_size (SIZE): For safetensors, tf, dcp: files of at most SIZE (5GB).
         shards (N): For tf: N files of about equal size.
         jobs (N, --jobs -j): Write several files in N processes.
@@ -199,7 +199,11 @@ EXCLUSIONS = (
         ),
         "does not apply to onnx",
     ),
-    Exclusion(lambda _, exported: not exported, ("network",), "applies only to --to onnx"),
+    Exclusion(
+        lambda options, exported: not exported and options.code is None,
+        ("network",),
+        "applies only to --to onnx and --code",
+    ),
     Exclusion(
         lambda options, _: options.like is not None,
         (
