@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.conversion.graph_modules import Form, GraphModules, StoredTensor
+from ckpttool.conversion.graph_modules import Form, GraphModules
 from ckpttool.conversion.graph_texts import ACT, ACT_WITH_STATES, LANGUAGES, ONE_HOT, STATES
 from ckpttool.conversion.loading_code import is_word, python_literal
-from ckpttool.conversion.model_code import TORCH_ATTRIBUTES, number_code, torch_function
+from ckpttool.conversion.model_code import TORCH_ATTRIBUTES, Names, number_code, torch_function
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, UnsupportedError
 from ckpttool.core.kinds import ACTIVATION_KINDS
@@ -276,9 +276,7 @@ class _GraphWriter:
         self.indent = 8
         self.helpers: set[str] = set()
         self.sums: dict[Path, Move] = {}
-        self.leaves: dict[str, Leaf] = {}
-        self.tensors = {tensor.key: tensor for tensor in self._stored_tensors()}
-        self.modules = GraphModules(self.language, [*self.tensors.values()])
+        self.modules = GraphModules(self.language, self._stored_tensors())
         self.forms: dict[str, Form] = {}
         self.shapes = _known_shapes(graph)
         self.uses = _count_uses(graph)
@@ -323,37 +321,32 @@ class _GraphWriter:
         load = self.language.load_flat if flat else self.language.load
         return f"{title}\n\n{comments}\n{head}{code}" + load.replace("STATE", self.modules.renamed("state"))
 
-    def _stored_tensors(self) -> list[StoredTensor]:
+    def _stored_tensors(self) -> dict[Names, Leaf]:
         """Return the tensors of the written file; raise UnsupportedError for two of one name."""
-        rows = []
+        tensors: dict[Names, Leaf] = {}
         for path, leaf in self.plan.written.tensors():
-            trained = leaf.role == "parameter" and leaf.dtype.startswith("float")
-            if self.language.keras:
-                names = tuple(str(step.value) for step in path)
-                kept = [(names, leaf.key)] * (leaf.role in ("parameter", "buffer"))
-            else:
-                # Files of named tensors have one of the names of a shared one.
-                others = () if self.language.keyed else self.plan.written.aliases.get(path, ())
-                keys = [self._key(one) for one in (path, *(alias.path for alias in others))]
-                kept = [(tuple(key.split(".")), key) for key in keys]
-            rows += [StoredTensor(names, key, leaf.dtype, leaf.shape, trained) for names, key in kept]
-            self.leaves |= {key: leaf for _, key in kept}
-        name, count = next(iter(Counter(row.key for row in rows).most_common(1)), ("", 0))
-        if count > 1:
-            raise _refusal("two tensors with one name", name)
-        return rows
+            # Files of named tensors have one of the names of a shared one.
+            others = () if self.language.keyed else self.plan.written.aliases.get(path, ())
+            for one in (path, *(alias.path for alias in others)):
+                names = self._names(one)
+                if names in tensors:
+                    raise _refusal("two tensors with one name", ".".join(names))
+                if not self.language.keras or leaf.role in ("parameter", "buffer"):
+                    tensors[names] = leaf
+        return tensors
 
-    def _key(self, path: Path) -> str:
-        """Return the name by which the code finds a tensor of the written file."""
-        leaf = self.plan.written.get(path)
-        key = ".".join(str(step.value) for step in path)
-        if self.language.keyed and isinstance(leaf, Leaf):
-            key = leaf.key if self.language.keras else leaf.key.replace("/", ".")
+    def _names(self, path: Path) -> Names:
+        """Return the names of a tensor of the written file, in PyTorch those of its state."""
+        leaf, steps = self.plan.written.get(path), [str(step.value) for step in path]
         if self.language.keras:
-            return key
-        if not all(re.fullmatch(r"\w+", name, re.ASCII) and name not in _TAKEN for name in key.split(".")):
-            raise _refusal("a tensor with such a name", key)
-        return key
+            return tuple(steps)
+        name = ".".join(steps)
+        if isinstance(leaf, Leaf) and self.language.keyed:
+            name = leaf.key.replace("/", ".")
+        names = tuple(name.split("."))
+        if not all(re.fullmatch(r"\w+", name, re.ASCII) and name not in _TAKEN for name in names):
+            raise _refusal("a tensor with such a name", ".".join(names))
+        return names
 
     def _variable(self, name: str, otherwise: str) -> str:
         ends = (*self.graph.inputs, *self.graph.outputs)
@@ -413,9 +406,9 @@ class _GraphWriter:
             if path not in self.plan.written or not isinstance(stored, Leaf):
                 raise _refusal("a constant that the written file does not contain", display(move.target))
             steps = rule_steps(move.rule)
-            tensor = self.tensors[self._key(path)]
-            expression = self.modules.tensor(tensor)
-            self.forms[expression] = Form(tensor)
+            names = self._names(path)
+            expression = self.modules.tensor(names)
+            self.forms[expression] = Form(names, stored.shape)
             if steps and isinstance(steps[-1], SumTerm):
                 # The other terms of the sum are zeros: see `_is_added`.
                 first = self.sums.setdefault(path, move)
@@ -491,20 +484,20 @@ class _GraphWriter:
             return self.write(_TURNED if axes == (1, 0) else _PERMUTE, expression, tuple(axes))
         before = form.axes or range(len(axes))
         order = tuple(before[axis] for axis in axes)
-        plain = next(text for text, one in self.forms.items() if one == Form(form.tensor))
+        plain = next(text for text, one in self.forms.items() if one == form._replace(axes=()))
         if order == (*range(len(order)),):
             return plain
         text = self.write(_TURNED if order == (1, 0) else _PERMUTE, plain, order)
-        self.forms[text] = Form(form.tensor, order)
+        self.forms[text] = form._replace(axes=order)
         return text
 
     def layer(
         self, kind: str, tensors: Sequence[str], constructor: Pair, *sizes: object, shape: OpenShape = ()
     ) -> str | None:
         """Return the layer of the framework that has these tensors, None if the file has no such module."""
-        forms = [self.forms.get(tensor) for tensor in tensors]
+        forms = [self.forms[tensor] for tensor in tensors if tensor in self.forms]
         text = self.write(constructor, *sizes)
-        return self.modules.layer(kind, forms, text, shape) if text and all(forms) else None
+        return self.modules.layer(kind, forms, text, shape) if text and len(forms) == len(tensors) else None
 
     def values_of(self, name: str) -> np.ndarray | None:
         """Return what a value of the graph is that constants alone decide, None for another one."""
@@ -624,10 +617,10 @@ def _expression(text: Pair, defaults: Mapping[str, Any]) -> Emit:
 def _linear(writer: _GraphWriter, matrix: str, bias: str = "") -> str | None:
     """Return the layer of a matrix [in, out] and its bias, None if these are not the tensors of one."""
     form, other = writer.forms.get(matrix), writer.forms.get(bias)
-    if form is None or len(form.tensor.shape) != 2:
+    if form is None or len(form.shape) != 2:
         return None
-    sizes = [form.tensor.shape[axis] for axis in form.axes or (0, 1)]
-    if bias and (other is None or other.tensor.shape != (sizes[1],)):
+    sizes = [form.shape[axis] for axis in form.axes or (0, 1)]
+    if bias and (other is None or other.shape != (sizes[1],)):
         return None
     pair = ("nn.Linear({0}, {1}{2})", "keras.layers.Dense({1}{2})")
     bare = "" if bias else writer.pick((", bias=False", ", use_bias=False"))
@@ -912,16 +905,16 @@ def _memory(writer: _GraphWriter, node: OperatorNode, names: Sequence[str]) -> s
     every = [f"{name}{end}" for end in ends for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
     expected = [part for n in range(len(ends)) for part in (w[n], r[n], *np.split(bias[n], 2))]
 
-    def reordered(tensor: StoredTensor) -> np.ndarray:
-        array = writer.leaves[tensor.key].array()
+    def reordered(leaf: Leaf) -> np.ndarray:
+        array = leaf.array()
         blocks = array.reshape(len(_GATES[node.op]), -1, *array.shape[1:])
         return blocks[list(_GATES[node.op])].reshape(array.shape)
 
-    for tensors in writer.modules.of_names(every):
-        parts = zip(tensors.values(), expected, strict=True)
-        if all(t.shape == array.shape and np.array_equal(reordered(t), array) for t, array in parts):
+    for module, leaves in writer.modules.of_names(every):
+        pairs = zip(map(reordered, leaves), expected, strict=True)
+        if all(np.array_equal(stored, array) for stored, array in pairs):
             more = ", bidirectional=True" * (len(ends) == 2)
-            return writer.modules.claim(tensors, f"nn.{node.op}({width}, {units}{more})")
+            return writer.modules.claim(module, every, f"nn.{node.op}({width}, {units}{more})")
     return None
 
 
@@ -984,14 +977,9 @@ def _gather(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> s
     if axis < -1:
         raise _refusal("a choice of entries on an axis counted from the end", node.title)
     form = writer.forms.get(arguments[0])
-    if (
-        form is not None
-        and len(form.tensor.shape) == 2
-        and axis == 0
-        and node.inputs[1] not in writer.constants
-    ):
+    if form is not None and len(form.shape) == 2 and axis == 0 and node.inputs[1] not in writer.constants:
         texts = ("nn.Embedding({0}, {1})", "keras.layers.Embedding({0}, {1})")
-        if layer := writer.layer("Embedding", arguments[:1], texts, *form.tensor.shape):
+        if layer := writer.layer("Embedding", arguments[:1], texts, *form.shape):
             return f"{layer}({arguments[1]})"
     pair = ("{0}[{2}{1}]", "ops.take({0}, {1}, axis={3})")
     return writer.write(pair, *arguments, "..., " if axis < 0 else ":, " * axis, axis)
@@ -1053,8 +1041,8 @@ def _norm(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str
     scale, bias = (*arguments[1:], "None", "None")[:2]
     values: dict[str, Any] = {"axis": -1, "epsilon": 1e-5, "num_groups": 0, **node.attributes}
     axis, form = values["axis"], writer.forms.get(scale)
-    if form is not None and len(form.tensor.shape) == 1 and bias and axis == -1:
-        (size,), epsilon = form.tensor.shape, values["epsilon"]
+    if form is not None and len(form.shape) == 1 and bias and axis == -1:
+        (size,), epsilon = form.shape, values["epsilon"]
         more = "" if epsilon == 1e-5 else f", eps={epsilon!r}"
         texts = {
             "LayerNormalization": (f"nn.LayerNorm({size}{more})", _keras_norm("Layer", epsilon)),

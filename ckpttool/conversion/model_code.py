@@ -183,16 +183,16 @@ def require_code_target(kind: TargetKind) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class _Module:
+class Module:
     """A module: its submodules, its own tensors, the layer that it is, the items if it is sequential."""
 
-    children: dict[str, _Module] = field(default_factory=dict)
+    children: dict[str, Module] = field(default_factory=dict)
     tensors: dict[str, Leaf] = field(default_factory=dict)
     layer: Layer | None = None
     sequential: bool = False
     items: tuple[_Item, ...] = ()
 
-    def at(self, names: Names) -> _Module:
+    def at(self, names: Names) -> Module:
         """Return the module of these names."""
         return self if not names else self.children[names[0]].at(names[1:])
 
@@ -201,9 +201,9 @@ class _Module:
         if len(names) == 1:
             self.tensors[names[0]] = leaf
         else:
-            self.children.setdefault(names[0], _Module()).add(names[1:], leaf)
+            self.children.setdefault(names[0], Module()).add(names[1:], leaf)
 
-    def walk(self, names: Names = ()) -> Iterator[tuple[Names, _Module]]:
+    def walk(self, names: Names = ()) -> Iterator[tuple[Names, Module]]:
         """Yield the module and all modules below it, with their names."""
         yield names, self
         for name, child in self.children.items():
@@ -382,13 +382,13 @@ class _AgentModules:
             self.framework = _TENSORFLOW
         # Keras itself loads only files with this suffix.
         self.by_key = self.target == "keras" and not self.file.endswith(".weights.h5")
-        self.root = _Module()
+        self.root = Module()
         self.places = self._read_places()
         self.wrapper: Names = ()
         # Keras loads a file into a model, whose attributes may have any name; nothing else loads one.
         if not self.root.safe and (self.target != "keras" or self.root.sequential):
             self.wrapper = (_WRAPPER,)
-            self.root = _Module({_WRAPPER: self.root})
+            self.root = Module({_WRAPPER: self.root})
             self.places = [state._replace(names=(_WRAPPER, *state.names)) for state in self.places]
         self._require_names()
         self.parts = self._read_parts()
@@ -566,7 +566,7 @@ class _AgentModules:
                 return _Statistics(self.names(used[0]), self.names(used[1]), str(form))
         raise self.refuse("observation statistics in the form in which the file stores them", part.title)
 
-    def _plan_sequence(self, names: Names, module: _Module) -> bool:
+    def _plan_sequence(self, names: Names, module: Module) -> bool:
         """Note the items of a module if every network computes its layers one after the other."""
         runs: list[tuple[_Part, int, int, tuple[_Item, ...]]] = []
         for part in self.parts:
@@ -807,7 +807,7 @@ class _Writer(_AgentModules):
         dtype = "" if leaf.dtype == "float32" else f", dtype=torch.{leaf.dtype}"
         return f"torch.zeros({leaf.shape!r}{dtype})"
 
-    def _construct(self, names: Names, module: _Module, indent: int) -> str:
+    def _construct(self, names: Names, module: Module, indent: int) -> str:
         """Return the expression that makes a module, "" for one that the framework does not load."""
         if names in self.class_names:
             return f"{self.class_names[names]}()"
@@ -848,7 +848,7 @@ class _Writer(_AgentModules):
         width, out = layer.kernel.shape
         return f"nn.Linear({width}, {out}{bare})" if torch else f"keras.layers.Dense({out}{bare}{after})"
 
-    def _sequential(self, module: _Module, indent: int) -> str:
+    def _sequential(self, module: Module, indent: int) -> str:
         space, end = " " * (indent + 4), " " * indent
         rows: list[str] = []
         if not self.framework.torch:
@@ -873,7 +873,7 @@ class _Writer(_AgentModules):
         close = ")" if self.framework.torch else "])"
         return f"{name}\n" + "".join(f"{space}{row},\n" for row in rows) + f"{end}{close}"
 
-    def _unused(self, names: Names, module: _Module) -> str:
+    def _unused(self, names: Names, module: Module) -> str:
         """Return the expression for tensors that no network here uses; they are loaded all the same."""
         kernel, bias = ("weight", "bias") if self.framework.torch else ("kernel", "bias")
         shapes = {name: leaf.shape for name, leaf in module.tensors.items()}
@@ -944,7 +944,7 @@ class _Writer(_AgentModules):
                 text = f"{text}[{name}]"
             else:
                 text = f"{text}[{python_literal(name)}]"
-            module = module.children.get(name, _Module())
+            module = module.children.get(name, Module())
         return text
 
     def tensor(self, owner: Names, names: Names) -> str:
