@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,6 +96,34 @@ def test_an_agent_acts_as_tensorflow_does(folder: Path, program: str) -> None:
         facts = ckpttool.AgentFacts(head="unit_tanh", **BOUNDS)
     with ckpttool.load_agent(str(folder / program / "model"), facts=facts, **how) as agent:
         np.testing.assert_allclose(agent.act(arrays["inputs"]), arrays[node], rtol=0, atol=2e-6)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("program", "network"), [("ddpg", "move/action"), ("ppo", None)])
+def test_code_writes_the_chosen_policy_alone(
+    folder: Path, tmp_path: Path, program: str, network: str | None
+) -> None:
+    torch = pytest.importorskip("torch")
+    arrays, path = arrays_of(folder, program), str(folder / program / "model")
+    target = str(tmp_path / "out.pt")
+    done = ckpttool.convert(path, target, to="torch", code="-", network=network, optimizer=["none"])
+    scope: dict[str, Any] = {}
+    exec(str(done.code), scope)
+    model = scope["load"](target)
+    assert len(inspect.signature(model.forward).parameters) == 1
+    node = saver_programs.NODES[program][0]
+    with torch.no_grad():
+        output = model(torch.from_numpy(arrays["inputs"])).numpy()
+    np.testing.assert_allclose(output, arrays[node], rtol=0, atol=2e-6)
+    np.testing.assert_array_equal(scope["act"](model, arrays["inputs"]), output)
+
+
+@pytest.mark.torch
+def test_code_of_several_possible_policies_is_that_of_the_whole_program(folder: Path, tmp_path: Path) -> None:
+    path = str(folder / "ddpg" / "model")
+    done = ckpttool.convert(path, str(tmp_path / "out.pt"), to="torch", code="-", optimizer=["none"])
+    assert "return move_action, " in str(done.code)
+    assert "def act(" not in str(done.code)
 
 
 def test_activations_that_the_graph_states_replace_a_layouts_defaults(folder: Path) -> None:

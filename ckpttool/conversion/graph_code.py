@@ -196,6 +196,20 @@ def _known_shapes(graph: Graph) -> Mapping[str, OpenShape | None]:
         return {}
 
 
+def _known_ranks(graph: Graph, shapes: Mapping[str, OpenShape | None]) -> dict[str, int]:
+    """Return the numbers of the values' axes, as far as they are known, also without an input's shape."""
+    ranks = {name: len(shape) for name, shape in shapes.items() if shape is not None}
+    for node in graph.nodes:
+        kernel = graph.constants.get(node.inputs[1]) if node.op == "Conv" else None
+        own = {ranks.get(name, 0) for name in node.inputs if name and name not in graph.constants}
+        same = node.op in _BY_ENTRY or node.op in ("BatchNormalization", "MaxPool", "AveragePool")
+        if kernel is not None and kernel.shape:
+            ranks.setdefault(node.outputs[0], len(kernel.shape))
+        elif same and len(own) == 1 and own != {0}:
+            ranks.setdefault(node.outputs[0], *own)
+    return ranks
+
+
 def _is_bias(graph: Graph, matrix: str, bias: str) -> bool:
     """Return whether a constant has an entry for each column of a constant matrix."""
     shapes = [graph.constants[name].shape if name in graph.constants else None for name in (matrix, bias)]
@@ -280,6 +294,7 @@ class _GraphWriter:
         self.forms: dict[str, Form] = {}
         self.shapes = _known_shapes(graph)
         self.uses = _count_uses(graph)
+        self.ranks = _known_ranks(graph, self.shapes)
         self.joined = {name for name, constant in graph.constants.items() if constant.path is not None}
 
     def pick(self, pair: Pair) -> str:
@@ -841,12 +856,12 @@ def _batch_norm(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) 
         raise _refusal("a batch norm in training", node.title)
     source, scale, bias, mean, variance = arguments
     epsilon = node.attributes.get("epsilon", 1e-5)
-    shape = writer.shapes.get(node.inputs[0]) or ()
-    if len(shape) in (2, 3, 4, 5) and isinstance(shape[1], int):
-        kind, more = max(len(shape) - 2, 1), "" if epsilon == 1e-5 else f", eps={epsilon!r}"
-        texts = (f"nn.BatchNorm{kind}d({shape[1]}{more})", _keras_norm("Batch", epsilon, ", axis=1"))
-        every = ("", shape[1], *shape[2:])
-        if layer := writer.layer("BatchNormalization", [scale, bias, mean, variance], texts, shape=every):
+    rank, form = writer.ranks.get(node.inputs[0], 0), writer.forms.get(scale)
+    if rank in (2, 3, 4, 5) and form is not None:
+        (size,), more = form.shape, "" if epsilon == 1e-5 else f", eps={epsilon!r}"
+        texts = (f"nn.BatchNorm{max(rank - 2, 1)}d({size}{more})", _keras_norm("Batch", epsilon, ", axis=1"))
+        shape = ("", size, *[""] * (rank - 2))
+        if layer := writer.layer("BatchNormalization", [scale, bias, mean, variance], texts, shape=shape):
             return f"{layer}({source})"
     if not writer.language.keras:
         return f"F.batch_norm({source}, {mean}, {variance}, {scale}, {bias}, eps={epsilon!r})"

@@ -145,6 +145,7 @@ class FurtherConversionKeywords(TypedDict, total=False):
 
     strip: bool
     restore: bool
+    network: str | None
     fold_weight_norm: bool
     fold_normalizer: bool
     unflatten: Sequence[str]
@@ -174,7 +175,6 @@ class FurtherFillKeywords(TypedDict, total=False):
 # Keywords of `convert` that apply to a model of the user, or to ONNX, and the functions for these.
 MOVED = {
     **dict.fromkeys(("like", "match", "cast", "accept_order", "allow_unused", "run_code"), "fill"),
-    "network": "export",
 }
 
 
