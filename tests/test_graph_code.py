@@ -11,6 +11,8 @@ import pytest
 
 import ckpttool
 from ckpttool.conversion import graph_code
+from ckpttool.conversion.graph_modules import GraphModules
+from ckpttool.conversion.graph_texts import LANGUAGES
 from ckpttool.core import Inline, Leaf, Tree, UnsupportedError, key
 from ckpttool.evaluation.agent_facts import AgentFacts
 from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
@@ -452,6 +454,17 @@ def test_the_matrix_of_a_layer_may_be_used_again(tmp_path: Path) -> None:
     expected, result, code = outputs_of(tmp_path / "model.pt", [weights(3, 4)])
     require_equal(expected, result)
     assert "self.line(x)" in code
+
+
+def test_layers_of_keras_have_attributes_of_their_own() -> None:
+    names: list[tuple[str, ...]] = [("a", "b_c"), ("a_b", "c"), ("layer",), ("0",), ("stored",)]
+    leaf = Leaf("float32", (3, 2), Inline(bytes(24)), "kernel")
+    tensors = {(*one, "kernel"): leaf for one in names}
+    modules = GraphModules(LANGUAGES["keras"], tensors)
+    made = [modules.claim(one, ["kernel"], "keras.layers.Dense(2)") for one in names]
+    assert len({*made}) == len(names)
+    assert {"self.layer", "self.stored", "self.tensor"}.isdisjoint(made)
+    assert all(attribute is not None and attribute[5:].isidentifier() for attribute in made)
 
 
 REFUSED = {

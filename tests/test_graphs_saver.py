@@ -119,6 +119,21 @@ def test_code_writes_the_chosen_policy_alone(
 
 
 @pytest.mark.torch
+def test_a_map_that_is_not_in_the_graph_is_not_left_out_of_act(folder: Path, tmp_path: Path) -> None:
+    path, facts = str(folder / "ddpg" / "model"), ckpttool.AgentFacts(head="affine", **BOUNDS)
+    how = {"to": "torch", "network": "move/action", "optimizer": ["none"], "facts": facts}
+    done = ckpttool.convert(path, str(tmp_path / "out.pt"), code="-", **how)
+    scope: dict[str, Any] = {}
+    exec(str(done.code), scope)
+    if "act" in scope:
+        arrays = arrays_of(folder, "ddpg")
+        with ckpttool.load_agent(path, facts=facts, network="move/action") as agent:
+            expected = agent.act(arrays["inputs"])
+        actions = scope["act"](scope["load"](done.target), arrays["inputs"])
+        np.testing.assert_allclose(actions, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.torch
 def test_code_of_several_possible_policies_is_that_of_the_whole_program(folder: Path, tmp_path: Path) -> None:
     path = str(folder / "ddpg" / "model")
     done = ckpttool.convert(path, str(tmp_path / "out.pt"), to="torch", code="-", optimizer=["none"])

@@ -52,7 +52,7 @@ _MOST_ENTRIES = 256
 # Entries of a constant inside a statement.
 _MOST_IN_LINE = 8
 # Names that modules of the code have already, and names that statements use.
-_TAKEN = TORCH_ATTRIBUTES | {"tensor"}
+_TAKEN = TORCH_ATTRIBUTES | {f"constant_{number}" for number in range(1, 100)}
 _USED = frozenset(("self", "torch", "nn", "F", "np", "keras", "ops", "float", "tuple", "tensors", "len"))
 _USED |= {"range", "sorted", "TENSORS", "Model", "load"}
 Arguments = Sequence[str]

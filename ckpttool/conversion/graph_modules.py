@@ -35,6 +35,8 @@ _NAMES = {
 }
 # Of a batch norm of PyTorch, which nothing computes with.
 _COUNT = "num_batches_tracked"
+# What the class has besides its layers in Keras.
+_METHODS = frozenset(("layer", "stored", "tensor"))
 
 
 class Form(NamedTuple):
@@ -59,6 +61,7 @@ class GraphModules:
         self.by_itself: Counter[Names] = Counter()
         self.layers: dict[Names, str] = {}
         self.shapes: dict[Names, OpenShape] = {}
+        self.attributes: dict[Names, str] = {}
         modules = [names[:-1] for names in tensors]
         # The name of a layer stays, and numbers stay below the name of their sequence.
         shortest = min(map(len, modules), default=0)
@@ -122,7 +125,9 @@ class GraphModules:
         """Return the expression of a module as a layer, None if it has other tensors than the layer."""
         inside = self._inside(names)
         node = self.root.at(inside)
-        if not inside or node.children or {*node.tensors} - {_COUNT} != {*own}:
+        # Every batch norm of PyTorch has a count, which its file may lack.
+        expected = {*own, *([_COUNT] if "running_var" in own else [])}
+        if not inside or node.children or {*node.tensors} != expected:
             return None
         floats = all(leaf.dtype == "float32" for name, leaf in node.tensors.items() if name != _COUNT)
         if not floats or self.layers.setdefault(inside, constructor) != constructor:
@@ -152,7 +157,11 @@ class GraphModules:
     def _attribute(self, inside: Names) -> str:
         """Return the attribute of a layer in Keras, whose files need not have its name."""
         name = re.sub(r"\W", "_", "_".join(inside), flags=re.ASCII)
-        return name if is_safe(name) else f"layer_{name}"
+        name = name if is_safe(name) and name not in _METHODS else f"layer_{name}"
+        taken = {other for names, other in self.attributes.items() if names != inside}
+        several = (f"{name}_{number}" for number in itertools.count(2))
+        free = next(one for one in itertools.chain((name,), several) if one not in taken)
+        return self.attributes.setdefault(inside, free)
 
     # Texts.
 

@@ -29,7 +29,7 @@ def load(path):
 BLOCK = '''class Block(nn.Module):
     """Modules and tensors by name; those that are not trained are buffers."""
 
-    def __init__(self, **members):
+    def __init__(self, /, **members):
         super().__init__()
         for name, member in members.items():
             if isinstance(member, (nn.Module, nn.Parameter)):

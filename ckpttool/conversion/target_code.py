@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpttool.conversion import loading_code
-from ckpttool.conversion.model_code import require_code_target, write_code
+from ckpttool.conversion.model_code import derive_code_settings, require_code_target, write_code
 from ckpttool.conversion.options import STANDARD_OUTPUT, ConversionRequest
 from ckpttool.conversion.targets import find_target_name
 from ckpttool.core import sidecar, urls
@@ -145,8 +145,13 @@ def _action_graph(writer: TargetWriter) -> tuple[Graph, PolicyCalls | None] | No
     if graph is None:
         return None
     binding = recognize_playable_agent(checkpoint, network=network or "actor")
-    facts = None if binding is None else build_agent(checkpoint, binding, writer.own).binding.facts
-    acts = facts is not None and facts.choices is None and facts.head in ("identity", "unit_tanh")
+    try:
+        agent = None if binding is None else build_agent(checkpoint, binding, writer.own)
+        settings = None if agent is None else derive_code_settings(agent)[0]
+    except (UnsupportedError, UsageError):
+        settings = None
+    # Other maps are not in the graph: the model returns what it computes, and there is no `act`.
+    acts = settings is not None and settings.choices is None and settings.head in ("identity", "unit_tanh")
     return graph, PolicyCalls("", (None,)) if acts else None
 
 
