@@ -125,20 +125,23 @@ def test_a_map_that_is_not_in_the_graph_is_not_left_out_of_act(folder: Path, tmp
     done = ckpttool.convert(path, str(tmp_path / "out.pt"), code="-", **how)
     scope: dict[str, Any] = {}
     exec(str(done.code), scope)
-    if "act" in scope:
-        arrays = arrays_of(folder, "ddpg")
-        with ckpttool.load_agent(path, facts=facts, network="move/action") as agent:
-            expected = agent.act(arrays["inputs"])
-        actions = scope["act"](scope["load"](done.target), arrays["inputs"])
-        np.testing.assert_allclose(actions, expected, rtol=0, atol=2e-6)
+    assert "load" in scope
+    assert "act" not in scope
 
 
 @pytest.mark.torch
 def test_code_of_several_possible_policies_is_that_of_the_whole_program(folder: Path, tmp_path: Path) -> None:
     path = str(folder / "ddpg" / "model")
     done = ckpttool.convert(path, str(tmp_path / "out.pt"), to="torch", code="-", optimizer=["none"])
-    assert "return move_action, " in str(done.code)
-    assert "def act(" not in str(done.code)
+    scope: dict[str, Any] = {}
+    exec(str(done.code), scope)
+    assert "act" not in scope
+    arrays = arrays_of(folder, "ddpg")
+    outputs = scope["load"](done.target)(pytest.importorskip("torch").from_numpy(arrays["inputs"]))
+    expected = arrays["move/action"]
+    same = [out.shape == expected.shape and np.allclose(out.detach(), expected, atol=2e-6) for out in outputs]
+    assert len(same) > 1
+    assert any(same)
 
 
 def test_activations_that_the_graph_states_replace_a_layouts_defaults(folder: Path) -> None:
