@@ -11,6 +11,8 @@ import pytest
 
 import ckpttool
 from ckpttool.conversion import graph_code
+from ckpttool.conversion.graph_modules import GraphModules
+from ckpttool.conversion.graph_texts import LANGUAGES
 from ckpttool.core import Inline, Leaf, Tree, UnsupportedError, key
 from ckpttool.evaluation.agent_facts import AgentFacts
 from ckpttool.evaluation.agent_networks import ActionBounds, derive_network_settings
@@ -373,6 +375,96 @@ def test_scripted_memory_that_asks_for_its_rank(kind: str, tmp_path: Path) -> No
     torch.jit.script(Memory().eval()).save(str(tmp_path / "model.pt"))
     expected, result, _ = outputs_of(tmp_path / "model.pt", [weights(5, 2, 3)])
     require_equal(expected, result)
+
+
+class Layered(torch.nn.Module):
+    """Layers of all kinds, and one tensor that is in none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn = torch.nn
+        self.image = nn.Sequential(
+            nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)
+        )
+        self.words, self.rows = nn.Embedding(7, 16), nn.Linear(16, 8)
+        self.gate = nn.Linear(8, 8, bias=False)
+        self.norms = nn.ModuleList([nn.LayerNorm(8), nn.GroupNorm(2, 8)])
+        self.memory = nn.GRU(8, 6, bidirectional=True)
+        self.scale = nn.Parameter(torch.full((12,), 0.5))
+        self.unused = nn.Linear(3, 2)
+        self.register_buffer("chosen", torch.tensor([3, 1]))
+
+    def forward(self, x: Any) -> Any:
+        x = self.rows(self.image(x).flatten(1))
+        x = x * torch.sigmoid(x) + self.gate(self.rows(self.words(self.chosen)))
+        x = self.norms[1](self.norms[0](x))
+        y, _ = self.memory(x.unsqueeze(0))
+        return y[0] * self.scale
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_operators_whose_tensors_are_those_of_a_module_are_layers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Layered()
+    model(torch.randn(2, 2, 4, 4))
+    torch.jit.trace(model.eval(), torch.zeros(2, 2, 4, 4)).save(str(tmp_path / "model.pt"))
+    images = weights(2, 2, 4, 4)
+    expected, result, code = outputs_of(tmp_path / "model.pt", [images])
+    require_equal(expected, result)
+    require_equal(model(torch.from_numpy(images)).detach().numpy(), result)
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    own, written = dict(model.named_modules()), dict(scope["Model"]().named_modules())
+    kinds = {
+        name: type(module) for name, module in own.items() if [*module.parameters(recurse=False)] and name
+    }
+    # Numbers of constants look up rows of the matrix itself.
+    kinds.pop("words")
+    assert {name: type(written[name]) for name in kinds} == kinds
+    assert {*scope["Model"]().state_dict()} == {*model.state_dict()}
+    assert "F.silu" in code
+
+
+@pytest.mark.parametrize("root", ["net.", "0.", "a.b.", "a.0."])
+def test_names_above_all_modules_are_left_out(root: str, tmp_path: Path) -> None:
+    values = {f"{root}{name}.weight": weights(4, 4) for name in ("2", "5")}
+    last, nodes = "x", []
+    for number, name in enumerate(values):
+        nodes.append(("Gemm", [last, name], f"h{number}", {"transB": 1}))
+        last = f"h{number}"
+    source = write(tmp_path, [*nodes, ("Relu", [last], "y", {})], (3, 4), **values)
+    expected, result, code = outputs_of(source, [weights(3, 4)])
+    require_equal(expected, result)
+    assert code.count("nn.Linear") == 2
+
+
+class Tied(torch.nn.Module):
+    """A layer whose matrix is used again by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = torch.nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.line(x) @ self.line.weight
+
+
+def test_the_matrix_of_a_layer_may_be_used_again(tmp_path: Path) -> None:
+    torch.jit.trace(Tied().eval(), torch.zeros(3, 4)).save(str(tmp_path / "model.pt"))
+    expected, result, code = outputs_of(tmp_path / "model.pt", [weights(3, 4)])
+    require_equal(expected, result)
+    assert "self.line(x)" in code
+
+
+def test_layers_of_keras_have_attributes_of_their_own() -> None:
+    names: list[tuple[str, ...]] = [("a", "b_c"), ("a_b", "c"), ("layer",), ("0",), ("stored",)]
+    leaf = Leaf("float32", (3, 2), Inline(bytes(24)), "kernel")
+    tensors = {(*one, "kernel"): leaf for one in names}
+    modules = GraphModules(LANGUAGES["keras"], tensors)
+    made = [modules.claim(one, ["kernel"], "keras.layers.Dense(2)") for one in names]
+    assert len({*made}) == len(names)
+    assert {"self.layer", "self.stored", "self.tensor"}.isdisjoint(made)
+    assert all(attribute is not None and attribute[5:].isidentifier() for attribute in made)
 
 
 REFUSED = {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,6 +113,52 @@ def test_an_agent_acts_as_tensorflow_does(folder: Path, program: str) -> None:
         facts = ckpttool.AgentFacts(head="unit_tanh", **BOUNDS)
     with ckpttool.load_agent(str(folder / program / "model"), facts=facts, **how) as agent:
         np.testing.assert_allclose(agent.act(arrays["inputs"]), arrays[node], rtol=0, atol=2e-6)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("program", "network"), [("ddpg", "move/action"), ("ppo", None)])
+def test_code_writes_the_chosen_policy_alone(
+    folder: Path, tmp_path: Path, program: str, network: str | None
+) -> None:
+    torch = pytest.importorskip("torch")
+    arrays, path = arrays_of(folder, program), str(folder / program / "model")
+    target = str(tmp_path / "out.pt")
+    done = ckpttool.convert(path, target, to="torch", code="-", network=network, optimizer=["none"])
+    scope: dict[str, Any] = {}
+    exec(str(done.code), scope)
+    model = scope["load"](target)
+    assert len(inspect.signature(model.forward).parameters) == 1
+    node = saver_programs.NODES[program][0]
+    with torch.no_grad():
+        output = model(torch.from_numpy(arrays["inputs"])).numpy()
+    np.testing.assert_allclose(output, arrays[node], rtol=0, atol=2e-6)
+    np.testing.assert_array_equal(scope["act"](model, arrays["inputs"]), output)
+
+
+@pytest.mark.torch
+def test_a_map_that_is_not_in_the_graph_is_not_left_out_of_act(folder: Path, tmp_path: Path) -> None:
+    path, facts = str(folder / "ddpg" / "model"), ckpttool.AgentFacts(head="affine", **BOUNDS)
+    how = {"to": "torch", "network": "move/action", "optimizer": ["none"], "facts": facts}
+    done = ckpttool.convert(path, str(tmp_path / "out.pt"), code="-", **how)
+    scope: dict[str, Any] = {}
+    exec(str(done.code), scope)
+    assert "load" in scope
+    assert "act" not in scope
+
+
+@pytest.mark.torch
+def test_code_of_several_possible_policies_is_that_of_the_whole_program(folder: Path, tmp_path: Path) -> None:
+    path = str(folder / "ddpg" / "model")
+    done = ckpttool.convert(path, str(tmp_path / "out.pt"), to="torch", code="-", optimizer=["none"])
+    scope: dict[str, Any] = {}
+    exec(str(done.code), scope)
+    assert "act" not in scope
+    arrays = arrays_of(folder, "ddpg")
+    outputs = scope["load"](done.target)(pytest.importorskip("torch").from_numpy(arrays["inputs"]))
+    expected = arrays["move/action"]
+    same = [out.shape == expected.shape and np.allclose(out.detach(), expected, atol=2e-6) for out in outputs]
+    assert len(same) > 1
+    assert any(same)
 
 
 def test_activations_that_the_graph_states_replace_a_layouts_defaults(folder: Path) -> None:

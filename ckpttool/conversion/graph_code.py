@@ -16,15 +16,19 @@ from typing import Any
 
 import numpy as np
 
+from ckpttool.conversion.graph_modules import Form, GraphModules
 from ckpttool.conversion.graph_texts import ACT, ACT_WITH_STATES, LANGUAGES, ONE_HOT, STATES
 from ckpttool.conversion.loading_code import is_word, python_literal
-from ckpttool.conversion.model_code import TORCH_ATTRIBUTES, number_code, torch_function
+from ckpttool.conversion.model_code import TORCH_ATTRIBUTES, Names, number_code, torch_function
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.errors import CkpttoolError, UnsupportedError
 from ckpttool.core.kinds import ACTIVATION_KINDS
 from ckpttool.core.text import clean
 from ckpttool.core.tree import Leaf, Path, Tree, display
-from ckpttool.graphs.graph import Constant, Graph, OperatorNode
+from ckpttool.graphs.builder import needed_nodes
+from ckpttool.graphs.graph import Constant, Graph, OpenShape, OperatorNode, Value
+from ckpttool.graphs.interpreter import evaluate
+from ckpttool.graphs.shapes import infer_shapes
 from ckpttool.libraries.schema import Choices
 from ckpttool.mapping.rules import (
     KEEP,
@@ -45,8 +49,10 @@ from ckpttool.networks.network import SELU_ALPHA, SELU_SCALE
 
 # Entries of a constant of the program that the code contains; larger ones are weights that no file has.
 _MOST_ENTRIES = 256
+# Entries of a constant inside a statement.
+_MOST_IN_LINE = 8
 # Names that modules of the code have already, and names that statements use.
-_TAKEN = TORCH_ATTRIBUTES | {"tensor"}
+_TAKEN = TORCH_ATTRIBUTES | {f"constant_{number}" for number in range(1, 100)}
 _USED = frozenset(("self", "torch", "nn", "F", "np", "keras", "ops", "float", "tuple", "tensors", "len"))
 _USED |= {"range", "sorted", "TENSORS", "Model", "load"}
 Arguments = Sequence[str]
@@ -77,11 +83,13 @@ def write_graph_code(
     text = _GraphWriter(graph, plan, target).text(about)
     if calls is None:
         return text
-    observed = "observations"
+    single = len(calls.encodings) - len(calls.states) == 1
+    arguments = "observations" + ", *states" * bool(calls.states) if single else "*observations"
+    observed = f"[{arguments}]" if single else "observations"
     if calls.states:
         count = str(len(calls.encodings) - len(calls.states))
         text += f"\n\n# The size of each state.\nSTATES = {calls.states!r}\n{STATES.replace('COUNT', count)}"
-        observed = "with_states(observations)"
+        observed = f"with_states({observed})"
     if any(calls.encodings):
         spaces = [
             encoding and (encoding.counts, encoding.starts, encoding.single) for encoding in calls.encodings
@@ -90,7 +98,7 @@ def write_graph_code(
         observed = f"encoded({observed})"
     act = ACT_WITH_STATES if calls.states else ACT
     run = language.run.replace("OBSERVED", observed)
-    return text + act.replace("RUN", run).replace("END", calls.result)
+    return text + act.replace("ARGUMENTS", arguments).replace("RUN", run).replace("END", calls.result)
 
 
 class PolicyCalls(NamedTuple):
@@ -153,6 +161,78 @@ _CAST = ("{0}.to(torch.{to})", 'ops.cast({0}, "{to}")')
 _CONCAT = ("torch.cat([{0}], {1})", "ops.concatenate([{0}], {1})")
 
 
+def _with_layers(graph: Graph) -> Graph:
+    """Return the graph with one node for a product and its bias, and for x * sigmoid(x).
+
+    Values that are another one by another name are left out, unless a branch may use them.
+    """
+    nodes = {output: node for node in graph.nodes for output in node.outputs if output}
+    uses = _count_uses(graph)
+    joined: dict[int, OperatorNode | None] = {}
+    same: dict[str, str] = {}
+    for last in graph.nodes:
+        pairs = [last.inputs[:2], last.inputs[1::-1]] if last.op in ("Add", "Mul") else []
+        for name, other in (pair for pair in pairs if len(pair) == 2):
+            first = nodes.get(name)
+            if first is None or uses[name] != 1:
+                continue
+            if last.op == "Mul" and first.op == "Sigmoid" and first.inputs[0] == other:
+                joined |= {id(first): None, id(last): replace(last, op="Silu", inputs=(other,))}
+            elif last.op == "Add" and first.op == "MatMul" and _is_bias(graph, first.inputs[1], other):
+                whole = replace(first, op="Gemm", inputs=(*first.inputs, other), outputs=last.outputs)
+                joined |= {id(first): None, id(last): whole}
+        if last.op == "Identity" and not _has_branches(graph):
+            same[last.outputs[0]] = same.get(last.inputs[0], last.inputs[0])
+            joined[id(last)] = None
+    kept = [one for node in graph.nodes if (one := joined.get(id(node), node)) is not None]
+    return _renamed(graph, kept, same)
+
+
+def _known_shapes(graph: Graph) -> Mapping[str, OpenShape | None]:
+    """Return the shapes of a graph's values, none where they cannot be computed."""
+    try:
+        return infer_shapes(graph)
+    except CkpttoolError:
+        return {}
+
+
+def _known_ranks(graph: Graph, shapes: Mapping[str, OpenShape | None]) -> dict[str, int]:
+    """Return the numbers of the values' axes, as far as they are known, also without an input's shape."""
+    ranks = {name: len(shape) for name, shape in shapes.items() if shape is not None}
+    for node in graph.nodes:
+        kernel = graph.constants.get(node.inputs[1]) if node.op == "Conv" else None
+        own = {ranks.get(name, 0) for name in node.inputs if name and name not in graph.constants}
+        same = node.op in _BY_ENTRY or node.op in ("BatchNormalization", "MaxPool", "AveragePool")
+        if kernel is not None and kernel.shape:
+            ranks.setdefault(node.outputs[0], len(kernel.shape))
+        elif same and len(own) == 1 and own != {0}:
+            ranks.setdefault(node.outputs[0], *own)
+    return ranks
+
+
+def _is_bias(graph: Graph, matrix: str, bias: str) -> bool:
+    """Return whether a constant has an entry for each column of a constant matrix."""
+    shapes = [graph.constants[name].shape if name in graph.constants else None for name in (matrix, bias)]
+    return len(shapes[0] or ()) == 2 and shapes[1] == (shapes[0] or ())[1:]
+
+
+def _count_uses(graph: Graph) -> Counter[str]:
+    """Return how often each value is used, also by the branches."""
+    uses = Counter(value.name for value in graph.outputs)
+    for node in graph.nodes:
+        uses.update(node.inputs)
+        for branch in node.attributes.values():
+            uses += _count_uses(branch) if isinstance(branch, Graph) else Counter()
+    return uses
+
+
+def _renamed(graph: Graph, nodes: Sequence[OperatorNode], same: Mapping[str, str]) -> Graph:
+    """Return the graph with these nodes, which have the names in `same` instead of others."""
+    outputs = tuple(value._replace(name=same.get(value.name, value.name)) for value in graph.outputs)
+    moved = (replace(node, inputs=tuple(same.get(name, name) for name in node.inputs)) for node in nodes)
+    return replace(graph, nodes=tuple(moved), outputs=outputs)
+
+
 def _without_turns(graph: Graph) -> Graph:
     """Return the graph without transposes of which the second undoes the first.
 
@@ -160,7 +240,7 @@ def _without_turns(graph: Graph) -> Graph:
     in a policy's network and in files of Keras.
     """
     nodes = {output: node for node in graph.nodes for output in node.outputs if output}
-    uses = Counter([name for node in graph.nodes for name in node.inputs] + [v.name for v in graph.outputs])
+    uses = _count_uses(graph)
     replaced: dict[str, str] = {}
     for last in graph.nodes if not _has_branches(graph) else ():
         name = last.inputs[0] if last.op == "Transpose" else ""
@@ -172,16 +252,11 @@ def _without_turns(graph: Graph) -> Graph:
         order, back = (node.attributes.get("perm", ()) for node in (first, last))
         if order and [order[axis] for axis in back] == [*range(len(order))]:
             replaced |= {name: first.inputs[0], last.outputs[0]: last.inputs[0]}
+    for name in replaced:
+        while replaced[name] in replaced:
+            replaced[name] = replaced[replaced[name]]
     kept = [node for node in graph.nodes if node.outputs[0] not in replaced]
-
-    def source(name: str) -> str:
-        while name in replaced:
-            name = replaced[name]
-        return name
-
-    outputs = tuple(value._replace(name=source(value.name)) for value in graph.outputs)
-    moved = tuple(replace(node, inputs=tuple(map(source, node.inputs))) for node in kept)
-    return replace(graph, nodes=moved, outputs=outputs)
+    return _renamed(graph, kept, replaced)
 
 
 def _has_branches(graph: Graph) -> bool:
@@ -198,12 +273,11 @@ class _GraphWriter:
     """Statements of a graph; `names` are the variables of its values."""
 
     def __init__(self, graph: Graph, plan: GraphPlan, target: str) -> None:
-        graph = _without_turns(graph)
+        graph = _without_turns(_with_layers(graph))
         self.graph, self.plan = graph, plan
         self.last_uses = {name: at for at, node in enumerate(graph.nodes) for name in node.inputs}
         self.last_uses |= dict.fromkeys((value.name for value in graph.outputs), len(graph.nodes))
         self.reuses = not _has_branches(graph)
-        self.ranks = {value.name: len(value.shape or ()) for value in graph.inputs}
         self.language = LANGUAGES[target]
         # Names may have changed before the moves: a leaf's bytes show which entry it became.
         self.moves: dict[int, list[Move]] = {}
@@ -216,6 +290,12 @@ class _GraphWriter:
         self.indent = 8
         self.helpers: set[str] = set()
         self.sums: dict[Path, Move] = {}
+        self.modules = GraphModules(self.language, self._stored_tensors())
+        self.forms: dict[str, Form] = {}
+        self.shapes = _known_shapes(graph)
+        self.uses = _count_uses(graph)
+        self.ranks = _known_ranks(graph, self.shapes)
+        self.joined = {name for name, constant in graph.constants.items() if constant.path is not None}
 
     def pick(self, pair: Pair) -> str:
         """Return the template of the framework; both have the one of a single text."""
@@ -227,58 +307,61 @@ class _GraphWriter:
 
     def text(self, about: Sequence[str]) -> str:
         """Return the whole module."""
-        rows = []
-        for path, leaf in self.plan.written.tensors():
-            kind = (leaf.dtype, leaf.shape, leaf.role == "parameter" and leaf.dtype.startswith("float"))
-            if not self.language.keras:
-                # Files of named tensors have one of the names of a shared one.
-                others = () if self.language.keyed else self.plan.written.aliases.get(path, ())
-                names = [path, *(alias.path for alias in others)]
-                rows += [f"    {python_literal(self._key(name))}: {kind!r}," for name in names]
-            elif leaf.role in ("parameter", "buffer"):
-                rows.append(f"    {python_literal(leaf.key)}: {kind!r},")
-        name, count = next(
-            iter(Counter(row.partition(":")[0].strip() for row in rows).most_common(1)), ("", 0)
-        )
-        if count > 1:
-            raise _refusal("two tensors with one name", name)
         arguments = [self._variable(value.name, f"x{at}") for at, value in enumerate(self.graph.inputs)]
         for at, node in enumerate(self.graph.nodes):
             self._add(node, at)
         results = ", ".join(self.value(value.name) for value in self.graph.outputs)
         shapes = [
-            f"{name} {list(value.shape or ())}"
+            name
+            + f" [{', '.join(str(extent or 'batch') for extent in value.shape or ())}]" * bool(value.shape)
             for name, value in zip(arguments, self.graph.inputs, strict=True)
         ]
         comments = "\n".join(
             "# " + clean(line).encode("ascii", "backslashreplace").decode() for line in about
         )
+        space = " " * 8
         method = [
             f"    def {self.language.method}(self, {', '.join(arguments)}):",
             *self.lines,
-            f"        return {results}",
+            f"{space}return {results}",
         ]
         title = (
             f'"""A converted model: `load(path)` returns it with its weights. Inputs: {"; ".join(shapes)}."""'
         )
-        table = "\n".join(
-            ["# Name, type and shape of each tensor, and whether it is trained.", "TENSORS = {", *rows, "}"]
-        )
-        blocks = [table, *(self.language.helpers[name] for name in sorted(self.helpers)), "class Model"]
-        head = self.language.head.replace("class Model", (chr(10) * 3).join(blocks))
-        return f"{title}\n\n{comments}\n{head}\n" + "\n".join(method) + "\n" + self.language.load
+        blocks = [*self.modules.blocks(), *(self.language.helpers[name] for name in sorted(self.helpers))]
+        head = self.language.head.replace("class Model", (chr(10) * 3).join([*blocks, "class Model"]))
+        init = "".join(f"{space}{line}\n" for line in self.modules.statements())
+        code = f"{init}{self.modules.methods()}\n" + "\n".join(method) + "\n"
+        flat = all(len(path) == 1 and isinstance(leaf, Leaf) for path, leaf in self.plan.written.items())
+        load = self.language.load_flat if flat else self.language.load
+        return f"{title}\n\n{comments}\n{head}{code}" + load.replace("STATE", self.modules.renamed("state"))
 
-    def _key(self, path: Path) -> str:
-        """Return the name by which the code finds a tensor of the written file."""
-        leaf = self.plan.written.get(path)
-        key = ".".join(str(step.value) for step in path)
-        if self.language.keyed and isinstance(leaf, Leaf):
-            key = leaf.key if self.language.keras else leaf.key.replace("/", ".")
+    def _stored_tensors(self) -> dict[Names, Leaf]:
+        """Return the tensors of the written file; raise UnsupportedError for two of one name."""
+        tensors: dict[Names, Leaf] = {}
+        for path, leaf in self.plan.written.tensors():
+            # Files of named tensors have one of the names of a shared one.
+            others = () if self.language.keyed else self.plan.written.aliases.get(path, ())
+            for one in (path, *(alias.path for alias in others)):
+                names = self._names(one)
+                if names in tensors:
+                    raise _refusal("two tensors with one name", ".".join(names))
+                if not self.language.keras or leaf.role in ("parameter", "buffer"):
+                    tensors[names] = leaf
+        return tensors
+
+    def _names(self, path: Path) -> Names:
+        """Return the names of a tensor of the written file, in PyTorch those of its state."""
+        leaf, steps = self.plan.written.get(path), [str(step.value) for step in path]
         if self.language.keras:
-            return key
-        if not all(re.fullmatch(r"\w+", name, re.ASCII) and name not in _TAKEN for name in key.split(".")):
-            raise _refusal("a tensor with such a name", key)
-        return key
+            return tuple(steps)
+        name = ".".join(steps)
+        if isinstance(leaf, Leaf) and self.language.keyed:
+            name = leaf.key.replace("/", ".")
+        names = tuple(name.split("."))
+        if not all(re.fullmatch(r"\w+", name, re.ASCII) and name not in _TAKEN for name in names):
+            raise _refusal("a tensor with such a name", ".".join(names))
+        return names
 
     def _variable(self, name: str, otherwise: str) -> str:
         ends = (*self.graph.inputs, *self.graph.outputs)
@@ -300,6 +383,8 @@ class _GraphWriter:
                 raise _refusal("a term of a sum that is used by itself", name)
             return self._stored(moves, constant.rule)
         array = self.array(name)
+        if array.dtype == np.float32 and array.size > _MOST_IN_LINE:
+            return self.modules.constant(array)
         numbers = re.sub(r"\binf\b", 'float("inf")', repr(array.tolist()))
         return self.write(_LITERAL, numbers, array.dtype.name)
 
@@ -336,7 +421,9 @@ class _GraphWriter:
             if path not in self.plan.written or not isinstance(stored, Leaf):
                 raise _refusal("a constant that the written file does not contain", display(move.target))
             steps = rule_steps(move.rule)
-            expression = f"self.tensor({python_literal(self._key(path))})"
+            names = self._names(path)
+            expression = self.modules.tensor(names)
+            self.forms[expression] = Form(names, stored.shape)
             if steps and isinstance(steps[-1], SumTerm):
                 # The other terms of the sum are zeros: see `_is_added`.
                 first = self.sums.setdefault(path, move)
@@ -378,7 +465,7 @@ class _GraphWriter:
     def _changed(self, expression: str, leaf: Leaf, rule: Rule) -> str:
         match rule:
             case Permute(axes):
-                return self.write(_TURNED if axes == (1, 0) else _PERMUTE, expression, axes)
+                return self.turned(expression, axes)
             case Reshape(shape):
                 return self.write(_RESHAPE, expression, tuple(shape))
             case Cast(dtype):
@@ -406,6 +493,36 @@ class _GraphWriter:
                 return pieces[0] if len(pieces) == 1 else self.write(_CONCAT, ", ".join(pieces), axis)
         raise _refusal("a weight that is stored in another form", rule.name)
 
+    def turned(self, expression: str, axes: Sequence[int]) -> str:
+        """Return a transposed value; one that is transposed twice in a row is as it was."""
+        if (form := self.forms.get(expression)) is None:
+            return self.write(_TURNED if axes == (1, 0) else _PERMUTE, expression, tuple(axes))
+        before = form.axes or range(len(axes))
+        order = tuple(before[axis] for axis in axes)
+        plain = next(text for text, one in self.forms.items() if one == form._replace(axes=()))
+        if order == (*range(len(order)),):
+            return plain
+        text = self.write(_TURNED if order == (1, 0) else _PERMUTE, plain, order)
+        self.forms[text] = form._replace(axes=order)
+        return text
+
+    def layer(
+        self, kind: str, tensors: Sequence[str], constructor: Pair, *sizes: object, shape: OpenShape = ()
+    ) -> str | None:
+        """Return the layer of the framework that has these tensors, None if the file has no such module."""
+        forms = [self.forms[tensor] for tensor in tensors if tensor in self.forms]
+        text = self.write(constructor, *sizes)
+        return self.modules.layer(kind, forms, text, shape) if text and len(forms) == len(tensors) else None
+
+    def values_of(self, name: str) -> np.ndarray | None:
+        """Return what a value of the graph is that constants alone decide, None for another one."""
+        nodes = needed_nodes(self.graph.nodes, needed := {name})
+        if needed & {value.name for value in self.graph.inputs}:
+            return None
+        if not nodes:
+            return self.constants[name].read(name)
+        return evaluate(replace(self.graph, nodes=nodes, inputs=(), outputs=(Value(name),)), {})[name]
+
     def _free_variable(self, at: int) -> str:
         """Return a variable that no node after this one uses, and that is no argument."""
         if not self.reuses:
@@ -418,13 +535,14 @@ class _GraphWriter:
     def _operands(self, node: OperatorNode, arguments: list[str]) -> list[str]:
         """Return the arguments of a sum or product, with a number instead of a tensor of one."""
         for name, (at, other) in zip(node.inputs, ((0, -1), (1, 0)), strict=False):
-            constant, rank = self.constants.get(name), self.ranks.get(node.inputs[other], 0)
+            constant, shape = self.constants.get(name), self.shapes.get(node.inputs[other])
             if constant is None or constant.path is not None or node.inputs[other] in self.constants:
                 continue
-            if constant.shape == () or (constant.shape == (1,) and rank > 0):
+            same = shape is not None and self.shapes.get(node.outputs[0]) == shape
+            if constant.shape == () or (same and _MOST_ENTRIES >= np.prod(constant.shape or ()) > 0):
                 array = self.array(name)
-                if array.dtype == np.float32 and np.isfinite(array).all():
-                    arguments[at] = number_code(array.item())
+                if array.dtype == np.float32 and np.isfinite(array).all() and (array == array.flat[0]).all():
+                    arguments[at] = number_code(array.flat[0])
         return arguments
 
     def _add(self, node: OperatorNode, at: int = 0) -> None:
@@ -442,10 +560,15 @@ class _GraphWriter:
         if node.op in ("Add", "Sub", "Mul"):
             arguments = self._operands(node, arguments)
         expression = emit(self, node, arguments)
-        if node.op not in _SEVERAL:
+        if node.op in _JOINING and self.uses[node.outputs[0]] == 1 and set(node.inputs) <= self.joined:
+            # A tensor of a layer in parts: an expression of that layer's call.
+            self.joined.add(node.outputs[0])
+            self.names[node.outputs[0]] = expression
+        elif node.op not in _SEVERAL:
             self.line(f"{self._variable(node.outputs[0], self._free_variable(at))} = {expression}")
         elif expression:
-            self.line(f"{', '.join(self.results(node))}, = {expression}")
+            names = self.results(node)
+            self.line(f"{', '.join(names)}{',' * (len(names) == 1)} = {expression}")
 
     def line(self, text: str) -> None:
         """Add a statement."""
@@ -463,7 +586,12 @@ class _GraphWriter:
 
     def results(self, node: OperatorNode) -> list[str]:
         """Return a variable for each result of a node."""
-        return [self._variable(name, f"v{len(self.lines)}_{n}") for n, name in enumerate(node.outputs)]
+        return [
+            self._variable(name, f"v{len(self.lines)}_{n}")
+            if not self.reuses or name in self.last_uses
+            else "_"
+            for n, name in enumerate(node.outputs)
+        ]
 
     def branch(self, head: str, graph: Graph, results: Sequence[str]) -> None:
         """Add the statements of a graph inside another one, which assign its outputs to the results."""
@@ -501,12 +629,32 @@ def _expression(text: Pair, defaults: Mapping[str, Any]) -> Emit:
     return lambda writer, node, arguments: writer.write(text, *arguments, **{**defaults, **node.attributes})
 
 
+def _linear(writer: _GraphWriter, matrix: str, bias: str = "") -> str | None:
+    """Return the layer of a matrix [in, out] and its bias, None if these are not the tensors of one."""
+    form, other = writer.forms.get(matrix), writer.forms.get(bias)
+    if form is None or len(form.shape) != 2:
+        return None
+    sizes = [form.shape[axis] for axis in form.axes or (0, 1)]
+    if bias and (other is None or other.shape != (sizes[1],)):
+        return None
+    pair = ("nn.Linear({0}, {1}{2})", "keras.layers.Dense({1}{2})")
+    bare = "" if bias else writer.pick((", bias=False", ", use_bias=False"))
+    return writer.layer("Linear", [matrix, *([bias] if bias else [])], pair, *sizes, bare)
+
+
+def _product(writer: _GraphWriter, _: OperatorNode, arguments: Arguments) -> str:
+    layer = _linear(writer, arguments[1])
+    return f"{layer}({arguments[0]})" if layer else writer.write(_PRODUCT, *arguments)
+
+
 def _gemm(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     get = node.attributes.get
     left, right = (
-        writer.write(_TURNED, argument) if get(flag, 0) else argument
+        writer.turned(argument, (1, 0)) if get(flag, 0) else argument
         for argument, flag in zip(arguments, ("transA", "transB"), strict=False)
     )
+    if get("alpha", 1.0) == get("beta", 1.0) == 1 and (layer := _linear(writer, right, *arguments[2:])):
+        return f"{layer}({left})"
     product = writer.write(_PRODUCT, left, right)
     product = product if get("alpha", 1.0) == 1 else f"{get('alpha')!r} * ({product})"
     if len(arguments) < 3 or not arguments[2]:
@@ -521,6 +669,41 @@ def _padding(node: OperatorNode, axes: int) -> list[tuple[int, int]]:
         raise _refusal(f"{node.op} with this padding", str(node.attributes["auto_pad"]))
     pads = tuple(node.attributes.get("pads", (0,) * 2 * axes))
     return [*zip(pads[:axes], pads[axes:], strict=True)]
+
+
+def _convolution_settings(
+    strides: Sequence[int], padding: Sequence[int], dilations: Sequence[int], groups: int
+) -> str:
+    """Return the keywords of PyTorch's convolutions that have another value than the usual one."""
+    settings = {"stride": (strides, 1), "padding": (padding, 0), "dilation": (dilations, 1)}
+    more = "".join(
+        f", {name}={numbers[0] if len({*numbers}) == 1 else numbers}"
+        for name, (numbers, usual) in settings.items()
+        if {*numbers} != {usual}
+    )
+    return more + f", groups={groups}" * (groups != 1)
+
+
+def _convolution_layer(
+    writer: _GraphWriter, node: OperatorNode, arguments: Arguments, settings: tuple[Any, Any, Any, int]
+) -> str | None:
+    """Return the layer of a convolution; in Keras its input has the padding, and its channels last."""
+    kernel = writer.constants[node.inputs[1]].shape
+    assert kernel is not None  # noqa: S101 - see `_convolution`
+    (out, inside, *size), groups = kernel, settings[3]
+    tensors = [*arguments[1:2], *(argument for argument in arguments[2:3] if argument)]
+    if writer.language.keras:
+        strides, _, dilations, _ = settings
+        more = ", use_bias=False" * (len(tensors) < 2) + f", groups={groups}" * (groups != 1)
+        more += f", strides={strides}" * (max(strides) > 1) + f", dilation_rate={dilations}" * (
+            max(dilations) > 1
+        )
+        text = f"keras.layers.Conv{len(size)}D({out}, {tuple(size)}{more})"
+    else:
+        extent = size[0] if len({*size}) == 1 else tuple(size)
+        more = _convolution_settings(*settings) + ", bias=False" * (len(tensors) < 2)
+        text = f"nn.Conv{len(size)}d({inside * groups}, {out}, {extent}{more})"
+    return writer.layer("Conv", tensors, text, shape=(*[""] * (len(size) + 1), inside * groups))
 
 
 def _convolution(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
@@ -540,19 +723,18 @@ def _convolution(writer: _GraphWriter, node: OperatorNode, arguments: Arguments)
     if writer.language.keras:
         if max(strides) > 1 and max(dilations) > 1:
             raise _refusal("a convolution with strides and dilations", node.title)
+        if layer := _convolution_layer(writer, node, arguments, (strides, None, dilations, groups)):
+            writer.helpers.add("channels_last")
+            return f"channels_last({layer}, {arguments[0]}, {pads})"
         writer.helpers.add("convolve")
         return f"convolve({arguments[0]}, {arguments[1]}, {bias}, {strides}, {pads}, {dilations}, {groups})"
     even = all(before == after for before, after in pads)
     sides = tuple(side for pair in reversed(pads) for side in pair)
     source = arguments[0] if even else f"F.pad({arguments[0]}, {sides})"
     padding = tuple(before for before, _ in pads) if even else (0,) * axes
-    settings = {"stride": (strides, 1), "padding": (padding, 0), "dilation": (dilations, 1)}
-    more = "".join(
-        f", {name}={numbers[0] if len({*numbers}) == 1 else numbers}"
-        for name, (numbers, usual) in settings.items()
-        if {*numbers} != {usual}
-    )
-    more += f", groups={groups}" * (groups != 1)
+    if layer := _convolution_layer(writer, node, arguments, (strides, padding, dilations, groups)):
+        return f"{layer}({source})"
+    more = _convolution_settings(strides, padding, dilations, groups)
     return f"F.conv{axes}d({source}, {arguments[1]}, {bias}{more})"
 
 
@@ -665,11 +847,22 @@ def _flatten(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> 
     return writer.write(("{0}.flatten(1)", "ops.reshape({0}, (ops.shape({0})[0], -1))"), arguments[0])
 
 
+def _keras_norm(kind: str, epsilon: float, more: str = "") -> str:
+    return f"keras.layers.{kind}Normalization(epsilon={epsilon!r}{more})"
+
+
 def _batch_norm(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     if node.attributes.get("training_mode", 0):
         raise _refusal("a batch norm in training", node.title)
     source, scale, bias, mean, variance = arguments
     epsilon = node.attributes.get("epsilon", 1e-5)
+    rank, form = writer.ranks.get(node.inputs[0], 0), writer.forms.get(scale)
+    if rank in (2, 3, 4, 5) and form is not None:
+        (size,), more = form.shape, "" if epsilon == 1e-5 else f", eps={epsilon!r}"
+        texts = (f"nn.BatchNorm{max(rank - 2, 1)}d({size}{more})", _keras_norm("Batch", epsilon, ", axis=1"))
+        shape = ("", size, *[""] * (rank - 2))
+        if layer := writer.layer("BatchNormalization", [scale, bias, mean, variance], texts, shape=shape):
+            return f"{layer}({source})"
     if not writer.language.keras:
         return f"F.batch_norm({source}, {mean}, {variance}, {scale}, {bias}, eps={epsilon!r})"
     writer.helpers.add("by_channel")
@@ -684,6 +877,10 @@ def _split(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> st
         ends = np.cumsum(sizes)[:-1].tolist()
         pair = ("{0}.split({1}, {2})", "ops.split({0}, {3}, {2})")
         return writer.write(pair, arguments[0], sizes, axis, ends)
+    shape = writer.shapes.get(node.inputs[0]) or ()
+    extent = shape[axis] if -len(shape) <= axis < len(shape) else ""
+    if isinstance(extent, int) and extent % count == 0:
+        return writer.write(("{0}.chunk({1}, {2})", "ops.split({0}, {1}, {2})"), arguments[0], count, axis)
     size = writer.write(_EXTENT, arguments[0], axis)
     pair = (
         "{0}.split(-(-{1} // {3}), {2})",
@@ -706,6 +903,36 @@ _RECURRENT = (
 _DIRECTIONS = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}
 
 
+# The order of ONNX's gates among those of PyTorch's layers.
+_GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
+
+
+def _memory(writer: _GraphWriter, node: OperatorNode, names: Sequence[str]) -> str | None:
+    """Return the layer of PyTorch whose tensors are those of a recurrent operator, None without one."""
+    reset_first = node.op == "GRU" and not node.attributes.get("linear_before_reset", 0)
+    directions = _DIRECTIONS[node.attributes.get("direction", "forward")]
+    arrays = [writer.values_of(name) for name in names]
+    if reset_first or directions[0] < 0 or len(arrays) != 3 or any(array is None for array in arrays):
+        return None
+    w, r, bias = (array for array in arrays if array is not None)
+    units, width = r.shape[2], w.shape[2]
+    ends = ("_l0", "_l0_reverse")[: len(directions)]
+    every = [f"{name}{end}" for end in ends for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+    expected = [part for n in range(len(ends)) for part in (w[n], r[n], *np.split(bias[n], 2))]
+
+    def reordered(leaf: Leaf) -> np.ndarray:
+        array = leaf.array()
+        blocks = array.reshape(len(_GATES[node.op]), -1, *array.shape[1:])
+        return blocks[list(_GATES[node.op])].reshape(array.shape)
+
+    for module, leaves in writer.modules.of_names(every):
+        pairs = zip(map(reordered, leaves), expected, strict=True)
+        if all(np.array_equal(stored, array) for stored, array in pairs):
+            more = ", bidirectional=True" * (len(ends) == 2)
+            return writer.modules.claim(module, every, f"nn.{node.op}({width}, {units}{more})")
+    return None
+
+
 def _recurrent(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     get, lstm = node.attributes.get, node.op == "LSTM"
     directions = _DIRECTIONS[get("direction", "forward")]
@@ -719,6 +946,16 @@ def _recurrent(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -
     states = [name for name in rest[1:] if name]
     if rest[0] or arguments[7:] or len(states) not in (0, 1 + lstm):
         raise _refusal(f"{node.op} with lengths, peepholes or one state", node.title)
+    layer = (
+        None if writer.language.keras else _memory(writer, node, [name for name in node.inputs[1:4] if name])
+    )
+    if layer is not None:
+        batch_first = get("layout", 0)
+        writer.helpers |= {"run_memory", *(["batch_first"] * batch_first)}
+        if batch_first:
+            x, *states = (writer.write(_SWAPPED, name) for name in (x, *states))
+        call = f"run_memory({layer}, {x}, [{', '.join(states)}])"
+        return f"{f'batch_first({call})' if batch_first else call}[:{len(node.outputs)}]"
     reset_first = node.op == "GRU" and not get("linear_before_reset", 0)
     cell = "reset_first_cell" if reset_first else f"{node.op.lower()}_cell"
     batch_first = get("layout", 0)
@@ -754,6 +991,11 @@ def _gather(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> s
     axis = node.attributes.get("axis", 0)
     if axis < -1:
         raise _refusal("a choice of entries on an axis counted from the end", node.title)
+    form = writer.forms.get(arguments[0])
+    if form is not None and len(form.shape) == 2 and axis == 0 and node.inputs[1] not in writer.constants:
+        texts = ("nn.Embedding({0}, {1})", "keras.layers.Embedding({0}, {1})")
+        if layer := writer.layer("Embedding", arguments[:1], texts, *form.shape):
+            return f"{layer}({arguments[1]})"
     pair = ("{0}[{2}{1}]", "ops.take({0}, {1}, axis={3})")
     return writer.write(pair, *arguments, "..., " if axis < 0 else ":, " * axis, axis)
 
@@ -813,7 +1055,16 @@ def _norm(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str
     _require(node, stash_type="float32")
     scale, bias = (*arguments[1:], "None", "None")[:2]
     values: dict[str, Any] = {"axis": -1, "epsilon": 1e-5, "num_groups": 0, **node.attributes}
-    axis = values["axis"]
+    axis, form = values["axis"], writer.forms.get(scale)
+    if form is not None and len(form.shape) == 1 and bias and axis == -1:
+        (size,), epsilon = form.shape, values["epsilon"]
+        more = "" if epsilon == 1e-5 else f", eps={epsilon!r}"
+        texts = {
+            "LayerNormalization": (f"nn.LayerNorm({size}{more})", _keras_norm("Layer", epsilon)),
+            "GroupNormalization": (f"nn.GroupNorm({values['num_groups']}, {size}{more})", ""),
+        }.get(node.op)
+        if texts is not None and (layer := writer.layer(node.op, [scale, bias], texts)):
+            return f"{layer}({arguments[0]})"
     if writer.language.keras and node.op != "RMSNormalization":
         grouped = node.op != "LayerNormalization"
         writer.helpers |= {"normalize", *(["normalize_groups", "by_channel"] if grouped else [])}
@@ -869,6 +1120,7 @@ _EXPRESSIONS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ("Celu", {"alpha": 1.0}, "F.celu({0}, {alpha!r})", "ops.celu({0}, {alpha!r})"),
     ("Selu", _SELU, "{gamma!r} * F.elu({0}, {alpha!r})", "{gamma!r} * ops.elu({0}, {alpha!r})"),
     ("LeakyRelu", {"alpha": 0.01}, "F.leaky_relu({0}, {alpha!r})", "ops.leaky_relu({0}, {alpha!r})"),
+    ("Silu", {}, "F.silu({0})", "ops.silu({0})"),
     ("Swish", {"alpha": 1.0}, "{0} * torch.sigmoid({alpha!r} * {0})", "{0} * ops.sigmoid({alpha!r} * {0})"),
     (
         "HardSigmoid",
@@ -897,7 +1149,6 @@ _EXPRESSIONS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
         "ops.broadcast_to({0}, np.broadcast_shapes({0}.shape, tuple(ops.convert_to_numpy({1}).tolist())))",
     ),
     ("Size", {}, "torch.tensor({0}.numel())", 'ops.convert_to_tensor(ops.size({0}), dtype="int64")'),
-    ("MatMul", {}, *_PRODUCT),
     ("Cast", {"to": ""}, *_CAST),
     ("Transpose", {"perm": ()}, "{0}.permute{perm!r}", "ops.transpose({0}, {perm!r})"),
     (
@@ -930,6 +1181,7 @@ _STATEMENTS: Mapping[str, tuple[Emit, tuple[str, ...]]] = {
     "Trilu": (_triangle, ("upper",)),
     "Shape": (_shape, ("start", "end")),
     "Div": (_division, ()),
+    "MatMul": (_product, ()),
     "Gemm": (_gemm, ("alpha", "beta", "transA", "transB")),
     "Conv": (_convolution, ("strides", "pads", "dilations", "group", "auto_pad", "kernel_shape")),
     "BatchNormalization": (_batch_norm, ("epsilon", "momentum", "training_mode")),

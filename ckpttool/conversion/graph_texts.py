@@ -17,31 +17,26 @@ from torch.nn import functional as F
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        for name, (dtype, shape, trained) in TENSORS.items():
-            *path, last = name.split(".")
-            module = self
-            for step in path:
-                if not hasattr(module, step):
-                    module.add_module(step, nn.Module())
-                module = module.get_submodule(step)
-            tensor = torch.zeros(shape, dtype=getattr(torch, dtype))
-            if trained:
-                module.register_parameter(last, nn.Parameter(tensor))
-            else:
-                module.register_buffer(last, tensor)
-
-    def tensor(self, name):
-        path, _, last = name.rpartition(".")
-        return getattr(self.get_submodule(path), last)
 """
 _TORCH_LOAD = """
 
 def load(path):
     \"\"\"Return the model with the weights of the file.\"\"\"
-    model = Model()
-    model.load_state_dict(READ, strict=True)
+    model, state = Model(), READ
+    model.load_state_dict(STATE, strict=True)
     return model.eval()
 """
+BLOCK = '''class Block(nn.Module):
+    """Modules and tensors by name; those that are not trained are buffers."""
+
+    def __init__(self, /, **members):
+        super().__init__()
+        for name, member in members.items():
+            if isinstance(member, (nn.Module, nn.Parameter)):
+                setattr(self, name, member)
+            else:
+                self.register_buffer(name, member)'''
+_READ_NESTED = "tensors(torch.load(path, weights_only=True))"
 _NESTED = """
 
 def tensors(value, name=""):
@@ -55,13 +50,13 @@ _DOTTED = '{name.replace("/", "."): value for name, value in FILE.items()}'
 # Other entries are values and the tree; NumPy has no bfloat16.
 _ARRAYS = """
 
-def arrays(values):
-    \"\"\"Return the tensors of the model.\"\"\"
+def arrays(values, names):
+    \"\"\"Return the tensors of these names.\"\"\"
     return {
         name: torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
         if value.dtype.kind == "V" else torch.from_numpy(value)
         for name, value in values.items()
-        if name in TENSORS
+        if name in names
     }
 """
 _KERAS_HEAD = """
@@ -73,13 +68,19 @@ from keras import ops
 class Model(keras.Model):
     def __init__(self):
         super().__init__(autocast=False)
-        self.stored = {
-            name: self.add_weight(
-                shape=shape, dtype=dtype, initializer="zeros", trainable=trained, name=name.replace("/", "_")
-            )
-            for name, (dtype, shape, trained) in TENSORS.items()
-        }
-
+"""
+TENSORS = (
+    "# Name, type and shape of each tensor that is in no layer, and whether it is trained.",
+    "TENSORS = {",
+)
+LAYER = '''
+    def layer(self, layer, shape, *names):
+        """Return a layer, whose variables have these names in the file."""
+        layer.build(shape)
+        self.stored |= dict(zip(names, layer.weights, strict=True))
+        return layer
+'''
+_KERAS_TENSOR = """
     def tensor(self, name):
         return ops.convert_to_tensor(self.stored[name])
 """
@@ -98,14 +99,14 @@ def load(path):
 """
 ACT = """
 
-def act(model, *observations):
+def act(model, ARGUMENTS):
     \"\"\"Return the actions.\"\"\"
 RUN
     return np.asarray(results)END
 """
 ACT_WITH_STATES = """
 
-def act(model, *observations):
+def act(model, ARGUMENTS):
     \"\"\"Return the actions and the next states; the states come after the observations.\"\"\"
 RUN
     actions, *states = results
@@ -119,6 +120,12 @@ _TORCH_HELPERS = {
     "divide": '''def divide(a, b):
     """Return a / b; whole numbers are divided without a rest."""
     return a / b if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")''',
+    "run_memory": '''def run_memory(layer, x, states):
+    """Return the outputs [steps, directions, batch, units] and the last states [directions, batch, units]."""
+    first = (tuple(states) if isinstance(layer, nn.LSTM) else states[0]) if states else None
+    outputs, last = layer(x, first)
+    outputs = outputs.unflatten(-1, (-1, layer.hidden_size)).transpose(1, 2)
+    return (outputs, *last) if isinstance(layer, nn.LSTM) else (outputs, last)''',
 }
 _KERAS_HELPERS = {
     "divide": '''def divide(a, b):
@@ -136,6 +143,11 @@ _KERAS_HELPERS = {
     y = ops.concatenate(y, -1) if groups > 1 else y[0]
     y = y if bias is None else y + bias
     return ops.transpose(y, (0, len(kernel.shape) - 1, *(axis - 1 for axis in axes)))''',
+    "channels_last": '''def channels_last(layer, x, pads):
+    """Apply a layer to x [batch, channels, ...], padded by zeros on both sides, with the channels last."""
+    x = ops.moveaxis(x, 1, -1)
+    x = ops.pad(x, [(0, 0), *pads, (0, 0)]) if any(map(any, pads)) else x
+    return ops.moveaxis(layer(x), -1, 1)''',
     "pool": '''def pool(x, kind, size, strides, pads, counted=True):
     """Return the largest or mean entries of the windows of x [batch, channels, ...]."""
     axes, sides = range(2, len(x.shape)), [(0, 0), (0, 0), *pads]
@@ -271,6 +283,16 @@ class Language(NamedTuple):
     keyed: bool = True
 
     @property
+    def load_flat(self) -> str:
+        """The function that loads a file of tensors by name, without further dictionaries."""
+        return self.load.replace(_READ_NESTED, "torch.load(path, weights_only=True)").replace(_NESTED, "")
+
+    @property
+    def tensor(self) -> str:
+        """The method that returns a tensor by its name in the file."""
+        return _KERAS_TENSOR if self.keras else ""
+
+    @property
     def keras(self) -> bool:
         """Return whether the code is for Keras."""
         return self.column == 1
@@ -284,6 +306,7 @@ def _keras(imports: str, opened: str, read: str, more: str = "") -> Language:
 
 def _torch(imports: str, read: str, more: str = "") -> Language:
     head, load = _TORCH_HEAD.replace("IMPORTS", imports), _TORCH_LOAD.replace("READ", read) + more
+    load = load.replace("STATE,", "arrays(STATE, model.state_dict()),") if more == _ARRAYS else load
     helpers = _TORCH_HELPERS | {name: _in_torch(text) for name, text in _CELLS.items()}
     return Language(0, head, load, _TORCH_RUN, "forward", helpers, keyed=more != _NESTED)
 
@@ -297,11 +320,11 @@ def stored(dataset):
 """
 _BUNDLE = "contextlib.nullcontext(tf.train.load_checkpoint(path))"
 LANGUAGES = {
-    "torch": _torch("", "tensors(torch.load(path, weights_only=True))", _NESTED),
+    "torch": _torch("", _READ_NESTED, _NESTED),
     "safetensors": _torch(
         "from safetensors.torch import load_file\n", _DOTTED.replace("FILE", "load_file(path)")
     ),
-    "npz": _torch("", "arrays(" + _DOTTED.replace("FILE", "np.load(path)") + ")", _ARRAYS),
+    "npz": _torch("", _DOTTED.replace("FILE", "np.load(path)"), _ARRAYS),
     "keras": _keras("import h5py\n", "h5py.File(path)", "stored(file[name])", _STORED),
     "tf": _keras(
         "import contextlib\n\nimport tensorflow as tf\n", _BUNDLE, "np.asarray(file.get_tensor(name))"

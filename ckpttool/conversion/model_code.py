@@ -183,16 +183,16 @@ def require_code_target(kind: TargetKind) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class _Module:
+class Module:
     """A module: its submodules, its own tensors, the layer that it is, the items if it is sequential."""
 
-    children: dict[str, _Module] = field(default_factory=dict)
+    children: dict[str, Module] = field(default_factory=dict)
     tensors: dict[str, Leaf] = field(default_factory=dict)
     layer: Layer | None = None
     sequential: bool = False
     items: tuple[_Item, ...] = ()
 
-    def at(self, names: Names) -> _Module:
+    def at(self, names: Names) -> Module:
         """Return the module of these names."""
         return self if not names else self.children[names[0]].at(names[1:])
 
@@ -201,9 +201,9 @@ class _Module:
         if len(names) == 1:
             self.tensors[names[0]] = leaf
         else:
-            self.children.setdefault(names[0], _Module()).add(names[1:], leaf)
+            self.children.setdefault(names[0], Module()).add(names[1:], leaf)
 
-    def walk(self, names: Names = ()) -> Iterator[tuple[Names, _Module]]:
+    def walk(self, names: Names = ()) -> Iterator[tuple[Names, Module]]:
         """Yield the module and all modules below it, with their names."""
         yield names, self
         for name, child in self.children.items():
@@ -212,7 +212,7 @@ class _Module:
     @property
     def numbered(self) -> bool:
         """Return whether the submodules are numbered, without other content."""
-        return bool(self.children) and not self.tensors and all(map(_is_number, self.children))
+        return bool(self.children) and not self.tensors and all(map(is_number, self.children))
 
     @property
     def counted(self) -> bool:
@@ -222,7 +222,7 @@ class _Module:
     @property
     def safe(self) -> bool:
         """Return whether all names can be attributes."""
-        return not self.sequential and all(map(_is_safe, (*self.children, *self.tensors)))
+        return not self.sequential and all(map(is_safe, (*self.children, *self.tensors)))
 
 
 class _Item(NamedTuple):
@@ -232,11 +232,13 @@ class _Item(NamedTuple):
     activation: Activation | None
 
 
-def _is_number(name: str) -> bool:
+def is_number(name: str) -> bool:
+    """Return whether a module's name is the number of an item."""
     return name.isascii() and name.isdecimal() and len(name) < 5 and str(int(name)) == name
 
 
-def _is_safe(name: str) -> bool:
+def is_safe(name: str) -> bool:
+    """Return whether a module may have this attribute in every framework."""
     return is_word(name) and name.isascii() and name not in _RESERVED and not name.startswith("_")
 
 
@@ -380,13 +382,13 @@ class _AgentModules:
             self.framework = _TENSORFLOW
         # Keras itself loads only files with this suffix.
         self.by_key = self.target == "keras" and not self.file.endswith(".weights.h5")
-        self.root = _Module()
+        self.root = Module()
         self.places = self._read_places()
         self.wrapper: Names = ()
         # Keras loads a file into a model, whose attributes may have any name; nothing else loads one.
         if not self.root.safe and (self.target != "keras" or self.root.sequential):
             self.wrapper = (_WRAPPER,)
-            self.root = _Module({_WRAPPER: self.root})
+            self.root = Module({_WRAPPER: self.root})
             self.places = [state._replace(names=(_WRAPPER, *state.names)) for state in self.places]
         self._require_names()
         self.parts = self._read_parts()
@@ -412,7 +414,7 @@ class _AgentModules:
         for top in tops:
             # The program's own names for the objects that it loads are free.
             names = tuple(str(step.value) for step in top[len(common) :])
-            if not all(map(_is_safe, names)):
+            if not all(map(is_safe, names)):
                 names = (f"network_{len(dicts)}",)
             prefixes: set[str | None] = set()
             for path, leaf in tree.tensors():
@@ -564,7 +566,7 @@ class _AgentModules:
                 return _Statistics(self.names(used[0]), self.names(used[1]), str(form))
         raise self.refuse("observation statistics in the form in which the file stores them", part.title)
 
-    def _plan_sequence(self, names: Names, module: _Module) -> bool:
+    def _plan_sequence(self, names: Names, module: Module) -> bool:
         """Note the items of a module if every network computes its layers one after the other."""
         runs: list[tuple[_Part, int, int, tuple[_Item, ...]]] = []
         for part in self.parts:
@@ -710,7 +712,7 @@ class _Writer(_AgentModules):
         load = self._load()
         act = [] if acting is None else self._act(acting)
         helpers = [_HELPERS[name] for name in sorted(self.helpers)]
-        constants = [f"{name} = {_array_code(array)}" for name, array in self.constants.items()]
+        constants = [f"{name} = {array_code(array)}" for name, array in self.constants.items()]
         blocks = ["\n".join(self._comment(source, digests)), "\n".join(self._imports()), *constants]
         functions = [*helpers, *classes, "\n".join(load), *(["\n".join(act)] if act else [])]
         return "\n\n".join(blocks) + "\n\n\n" + "\n\n\n".join(functions) + "\n"
@@ -775,7 +777,7 @@ class _Writer(_AgentModules):
         lines.append("        super().__init__()")
         for name, child in module.children.items():
             call = self._construct((*owner.names, name), child, 8)
-            target = f"self.{name} = {call}" if _is_safe(name) else f"setattr(self, {name!a}, {call})"
+            target = f"self.{name} = {call}" if is_safe(name) else f"setattr(self, {name!a}, {call})"
             lines += [f"        {target}"] * bool(call)
         for name, leaf in module.tensors.items():
             lines.append(f"        {self._tensor_statement(name, leaf)}")
@@ -789,7 +791,7 @@ class _Writer(_AgentModules):
 
     def _tensor_statement(self, name: str, leaf: Leaf) -> str:
         """Return the statement that makes a tensor of the class itself."""
-        if not _is_safe(name):
+        if not is_safe(name):
             raise self.refuse("a tensor of this name beside the layers", python_literal(name))
         if self.framework.base == "tf.Module":
             return f"self.{name} = tf.Variable(tf.zeros({leaf.shape!r}))"
@@ -805,7 +807,7 @@ class _Writer(_AgentModules):
         dtype = "" if leaf.dtype == "float32" else f", dtype=torch.{leaf.dtype}"
         return f"torch.zeros({leaf.shape!r}{dtype})"
 
-    def _construct(self, names: Names, module: _Module, indent: int) -> str:
+    def _construct(self, names: Names, module: Module, indent: int) -> str:
         """Return the expression that makes a module, "" for one that the framework does not load."""
         if names in self.class_names:
             return f"{self.class_names[names]}()"
@@ -846,7 +848,7 @@ class _Writer(_AgentModules):
         width, out = layer.kernel.shape
         return f"nn.Linear({width}, {out}{bare})" if torch else f"keras.layers.Dense({out}{bare}{after})"
 
-    def _sequential(self, module: _Module, indent: int) -> str:
+    def _sequential(self, module: Module, indent: int) -> str:
         space, end = " " * (indent + 4), " " * indent
         rows: list[str] = []
         if not self.framework.torch:
@@ -871,7 +873,7 @@ class _Writer(_AgentModules):
         close = ")" if self.framework.torch else "])"
         return f"{name}\n" + "".join(f"{space}{row},\n" for row in rows) + f"{end}{close}"
 
-    def _unused(self, names: Names, module: _Module) -> str:
+    def _unused(self, names: Names, module: Module) -> str:
         """Return the expression for tensors that no network here uses; they are loaded all the same."""
         kernel, bias = ("weight", "bias") if self.framework.torch else ("kernel", "bias")
         shapes = {name: leaf.shape for name, leaf in module.tensors.items()}
@@ -933,8 +935,8 @@ class _Writer(_AgentModules):
         text, module = base, self.root.at(owner)
         for number, name in enumerate(names[len(owner) :], len(owner)):
             inside = names[:number]
-            attribute = _is_safe(name) and inside in ((), *self.class_names, owner)
-            if attribute or (not self.framework.torch and _is_safe(name)):
+            attribute = is_safe(name) and inside in ((), *self.class_names, owner)
+            if attribute or (not self.framework.torch and is_safe(name)):
                 text = f"{text}.{name}"
             elif not self.framework.torch:
                 text = f"getattr({text}, {python_literal(name)})"
@@ -942,13 +944,13 @@ class _Writer(_AgentModules):
                 text = f"{text}[{name}]"
             else:
                 text = f"{text}[{python_literal(name)}]"
-            module = module.children.get(name, _Module())
+            module = module.children.get(name, Module())
         return text
 
     def tensor(self, owner: Names, names: Names) -> str:
         """Return the expression of a tensor of the file."""
         above = self.access("self", owner, names[:-1])
-        return f"{above}.{names[-1]}" if _is_safe(names[-1]) else f"getattr({above}, {names[-1]!r})"
+        return f"{above}.{names[-1]}" if is_safe(names[-1]) else f"getattr({above}, {names[-1]!r})"
 
     # Functions.
 
@@ -1035,7 +1037,7 @@ class _Writer(_AgentModules):
                 for own, leaf in module.tensors.items() if layer or module.children else ():
                     tensor = value.format(f"tensors[{python_literal(leaf.key)}]")
                     own = own.removeprefix("_") if layer else own
-                    variable = f"{at}.{own}" if _is_safe(own) else f"getattr({at}, {python_literal(own)})"
+                    variable = f"{at}.{own}" if is_safe(own) else f"getattr({at}, {python_literal(own)})"
                     yield f"{'    ' * self.by_key}{variable}.assign({tensor})"
             return
         model = self.access("model", (), self.wrapper)
@@ -1294,7 +1296,8 @@ def number_code(value: np.floating[Any]) -> str:
     return text if "e" in text or "." in text else f"{text}.0"
 
 
-def _array_code(array: np.ndarray) -> str:
+def array_code(array: np.ndarray) -> str:
+    """Return the code of the entries of a float32 array, without its shape."""
     numbers = [number_code(value) for value in array.astype(np.float32).ravel()]
     rows = [", ".join(numbers[start : start + 8]) for start in range(0, len(numbers), 8)]
     inner = ",\n    ".join(rows)

@@ -51,11 +51,13 @@ class AgentReading:
         facts: Facts about the agent that its files do not contain, for the sidecar.
         env: Gymnasium environment of the agent, for the sidecar.
             An ONNX model has its action bounds if the files contain none.
+        network (NAME): For onnx and --code: a network, e.g. critic/q1. Default: actor.
     """
 
     layout: str | None = None
     facts: AgentFacts = NO_FACTS
     env: str | None = None
+    network: str | None = None
 
 
 @dataclass(frozen=True)
@@ -158,13 +160,7 @@ class FormatOptions(AgentReading, MappingOptions):
 
 @dataclass(frozen=True)
 class ExportOptions(AgentReading, TargetOptions):
-    """The options of `export`, to ONNX.
-
-    Target:
-        network (NAME): For onnx: a network, e.g. critic/q1. Default: actor.
-    """
-
-    network: str | None = None
+    """The options of `export`, to ONNX."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +206,7 @@ class FurtherConversionKeywords(TypedDict, total=False):
 
     strip: bool
     restore: bool
+    network: str | None
     fold_weight_norm: bool
     fold_normalizer: bool
     unflatten: Sequence[str]
@@ -240,11 +237,8 @@ def _names(record: type) -> set[str]:
     return {field.name for field in fields(record)}
 
 
-# Keywords of `convert` that apply to a model of the user, or to ONNX, and the functions for these.
-MOVED = {
-    **dict.fromkeys(_names(ModelFileOptions) - _names(FormatOptions), "fill"),
-    **dict.fromkeys(_names(ExportOptions) - _names(FormatOptions), "export"),
-}
+# Keywords of `convert` that apply to a model of the user, and the function for these.
+MOVED = dict.fromkeys(_names(ModelFileOptions) - _names(FormatOptions), "fill")
 _SPELLINGS = {"rules": "map", "kinds": "kind", "verify": "no-verify"}
 
 
@@ -255,15 +249,17 @@ def require_compatible(options: ConversionOptions, *, exported: bool) -> None:
     are the command's.
     """
     own = {*_names(ExportOptions), "to", "allow_missing"} if exported else _names(options.job)
+    if not exported and options.code is None:
+        own.discard("network")
     for option in fields(options):
         if option.name in own or getattr(options, option.name) == option.default:
             continue
         reason, hint = "cannot be used with --like", "leave it out"
         if exported:
             reason = "does not apply to onnx"
-        elif MOVED.get(option.name) == "export":
-            reason = "applies only to --to onnx"
-        elif MOVED.get(option.name) == "fill":
+        elif option.name == "network":
+            reason = "applies only to --to onnx and --code"
+        elif option.name in MOVED:
             reason = "applies only to --like"
         if option.name == "allow_unused" and not exported:
             hint = "use --allow-missing to write the target without the unmapped tensors"

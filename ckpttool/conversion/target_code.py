@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpttool.conversion import loading_code
-from ckpttool.conversion.model_code import require_code_target, write_code
+from ckpttool.conversion.model_code import derive_code_settings, require_code_target, write_code
 from ckpttool.conversion.options import STANDARD_OUTPUT, ConversionRequest
 from ckpttool.conversion.targets import find_target_name
 from ckpttool.core import sidecar, urls
@@ -17,7 +17,8 @@ from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.evaluation.restore import VerifiedSidecar, build_agent, recognize_playable_agent
 from ckpttool.graphs.graph import read_graph
-from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.libraries.recognize import SAVER_FORMATS, recognize_checkpoint
+from ckpttool.libraries.single_networks import read_action_graph
 from ckpttool.version import __version__
 
 if TYPE_CHECKING:
@@ -56,10 +57,19 @@ def format_code(
     temporary name. Raise UnsupportedError without either, and for what cannot be written exactly.
     """
     source = urls.display_url(writer.checkpoint.path)
+    network = writer.request.options.network
+    if network is not None and writer.plan.binding is not None:
+        raise UsageError("--network does not choose the code of an agent, which has all its networks")
     try:
-        return _agent_code(writer, record, digests, checkpoint, source)
+        if network is None:
+            return _agent_code(writer, record, digests, checkpoint, source)
+        refusal: CkpttoolError = UnsupportedError(
+            "--code cannot write one network of a file that records no computation",
+            file=writer.target,
+            found=network,
+        )
     except (UnsupportedError, UsageError) as error:
-        refusal: CkpttoolError = error
+        refusal = error
     from ckpttool.conversion.graph_code import GraphPlan, write_graph_code
     from ckpttool.conversion.graph_texts import LANGUAGES
 
@@ -70,7 +80,8 @@ def format_code(
     )
     plan = GraphPlan(writer.plan.ready.tree, writer.plan.moves, checkpoint.tree, writer.places)
     target, refused = find_target_name(writer.request.kind), False
-    for read in (_model_graph, _policy_graph) if target in LANGUAGES else ():
+    readers = _READERS if network is None else (_action_graph, _policy_graph)
+    for read in readers if target in LANGUAGES else ():
         try:
             if (computation := read(writer)) is not None:
                 return write_graph_code(computation[0], plan, target, about, computation[1])
@@ -120,11 +131,39 @@ def _model_graph(writer: TargetWriter) -> tuple[Graph, None] | None:
     return None if graph is None else (graph, None)
 
 
+def _action_graph(writer: TargetWriter) -> tuple[Graph, PolicyCalls | None] | None:
+    """Return what one output of the source computes, of a program or of the outputs that `network` names.
+
+    A policy whose outputs are the actions has a function `act`.
+    """
+    from ckpttool.conversion.graph_code import PolicyCalls
+
+    checkpoint, network = writer.checkpoint, writer.request.options.network
+    if writer.plan.binding is not None or (network is None and checkpoint.format not in SAVER_FORMATS):
+        return None
+    graph = read_action_graph(checkpoint, network or "actor")
+    if graph is None:
+        return None
+    binding = recognize_playable_agent(checkpoint, network=network or "actor")
+    try:
+        agent = None if binding is None else build_agent(checkpoint, binding, writer.own)
+        settings = None if agent is None else derive_code_settings(agent)[0]
+    except (UnsupportedError, UsageError):
+        settings = None
+    # Other maps are not in the graph: the model returns what it computes, and there is no `act`.
+    acts = settings is not None and settings.choices is None and settings.head in ("identity", "unit_tanh")
+    return graph, PolicyCalls("", (None,)) if acts else None
+
+
 def _policy_graph(writer: TargetWriter) -> tuple[Graph, PolicyCalls] | None:
     """Return what the source's policy computes and how it is called, with the facts that are known."""
     from ckpttool.conversion.policy_graph import read_policy_graph
 
-    binding = recognize_playable_agent(writer.checkpoint)
+    binding = recognize_playable_agent(writer.checkpoint, network=writer.request.options.network or "actor")
     if binding is None:
         return None
     return read_policy_graph(build_agent(writer.checkpoint, binding, writer.own))
+
+
+# What states a computation, the first one first.
+_READERS = (_action_graph, _model_graph, _policy_graph)

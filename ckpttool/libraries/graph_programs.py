@@ -56,11 +56,12 @@ class GraphComputation(NamedTuple):
     """The program of a policy, and its steps if it is a chain of layers on normalized observations.
 
     `used` are the paths of all tensors. Of a graph that chooses discrete actions, both end with the values
-    that the `choices` are made by.
+    that the `choices` are made by. `graph` computes only the output that is the action.
     """
 
     program: Program
     used: tuple[Path, ...]
+    graph: Graph
     steps: tuple[ChainStep, ...] | None = None
     norm: ObservationNormalizer | None = None
     notes: tuple[str, ...] = ()
@@ -100,14 +101,15 @@ def _with_one_input(graph: Graph, network: str, file: str) -> Graph:
     name = network if network in needs else None if network != "actor" else _choose_action_output([*needs])
     if name is None and any(len(used) == 1 for used in needs.values()):
         raise _several_outputs([*needs], file)
-    kept = [value for value in graph.outputs if name is None or needs[value.name] <= needs[name]]
-    nodes = needed_nodes(graph.nodes, used := {value.name for value in kept})
-    return replace(
-        graph,
-        nodes=nodes,
-        inputs=tuple(value for value in graph.inputs if value.name in used),
-        outputs=tuple(kept),
-    )
+    return _limit_outputs(graph, {one for one in needs if name is None or needs[one] <= needs[name]})
+
+
+def _limit_outputs(graph: Graph, names: set[str]) -> Graph:
+    """Return the part of a graph that computes these outputs, with the inputs that they need."""
+    nodes = needed_nodes(graph.nodes, used := {*names})
+    inputs = tuple(value for value in graph.inputs if value.name in used)
+    outputs = tuple(value for value in graph.outputs if value.name in names)
+    return replace(graph, nodes=nodes, inputs=inputs, outputs=outputs)
 
 
 def _several_outputs(names: Sequence[str], file: str) -> UsageError:
@@ -301,7 +303,9 @@ class _GraphLowering:
         tensors = (path for step in steps for path in step.value.get("paths", ()))
         used = tuple(dict.fromkeys((*tensors, *self.buffers.values())))
         chain, norm = _match_chain(program)
-        return GraphComputation(program, used, chain, norm, tuple(notes), choices)
+        return GraphComputation(
+            program, used, _limit_outputs(self.graph, {name}), chain, norm, tuple(notes), choices
+        )
 
     def _needed(self, number: int) -> list[int]:
         """Return the numbers of the operations that a value depends on, in order."""

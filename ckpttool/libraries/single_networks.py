@@ -332,6 +332,23 @@ def _lower_policy(graph: Graph, network: str, file: str, **how: Any) -> GraphCom
     return lower_policy(graph, network, file, **how)
 
 
+def read_action_graph(checkpoint: Checkpoint, network: str = "actor") -> Graph | None:
+    """Return what a file's own graph computes for the action alone, None without such a policy.
+
+    Policies with states, whose graphs also compute these, are none. Raise UsageError if several outputs
+    could be the action, and UnsupportedError for a graph that is no policy.
+    """
+    if _has_saver_graph(checkpoint):
+        from ckpttool.graphs import tensorflow_saver
+
+        policy = tensorflow_saver.read_policy(checkpoint, network, _SLOW)
+        graph = None if policy is None else policy.graph
+    else:
+        graph = _read_graph(checkpoint)
+    computation = None if graph is None else _lower_policy(graph, network, checkpoint.path)
+    return None if computation is None or computation.program.states else computation.graph
+
+
 # What records a computation, and the framework of its layers, by format.
 _ORIGINS = {
     ONNX_FORMAT: ("the ONNX graph", "torch"),

@@ -1,0 +1,273 @@
+"""The modules of a graph's code: layers of the framework, and the tensors of the file that are in none.
+
+A layer is a module of the file whose tensors are all those of one operator, each in the form in which the
+framework's own layer has it. In PyTorch the modules have the names of the file's tensors, so that its state
+loads strictly; in Keras each variable is assigned by its key in the file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ckpttool.conversion.graph_texts import BLOCK, LAYER, TENSORS, Language
+from ckpttool.conversion.loading_code import is_word, python_literal
+from ckpttool.conversion.model_code import Module, Names, array_code, is_number, is_safe
+from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.tree import Leaf
+from ckpttool.graphs.graph import OpenShape
+
+# The tensors of the layer that an operator is, in PyTorch and in Keras.
+_NAMES = {
+    "Linear": (("weight", "bias"), ("kernel", "bias")),
+    "Conv": (("weight", "bias"), ("kernel", "bias")),
+    "Embedding": (("weight",), ("embeddings",)),
+    "LayerNormalization": (("weight", "bias"), ("gamma", "beta")),
+    "GroupNormalization": (("weight", "bias"), ("gamma", "beta")),
+    "BatchNormalization": (
+        ("weight", "bias", "running_mean", "running_var"),
+        ("gamma", "beta", "moving_mean", "moving_variance"),
+    ),
+}
+# Of a batch norm of PyTorch, which nothing computes with.
+_COUNT = "num_batches_tracked"
+# What the class has besides its layers in Keras.
+_METHODS = frozenset(("layer", "stored", "tensor"))
+
+
+class Form(NamedTuple):
+    """A tensor of the file as an operator has it: its names, its shape there, and the order of its axes."""
+
+    names: Names
+    shape: tuple[int, ...]
+    axes: tuple[int, ...] = ()
+
+
+def is_trained(leaf: Leaf) -> bool:
+    """Return whether a tensor is a parameter in the code."""
+    return leaf.role == "parameter" and leaf.dtype.startswith("float")
+
+
+class GraphModules:
+    """The tensors of a file as modules of the code; `layer` makes those of an operator a layer."""
+
+    def __init__(self, language: Language, tensors: Mapping[Names, Leaf]) -> None:
+        self.language, self.root = language, Module()
+        self.constants: list[np.ndarray] = []
+        self.by_itself: Counter[Names] = Counter()
+        self.layers: dict[Names, str] = {}
+        self.shapes: dict[Names, OpenShape] = {}
+        self.attributes: dict[Names, str] = {}
+        modules = [names[:-1] for names in tensors]
+        # The name of a layer stays, and numbers stay below the name of their sequence.
+        shortest = min(map(len, modules), default=0)
+        columns = itertools.takewhile(lambda column: len({*column}) == 1, zip(*modules, strict=False))
+        cut = min(sum(1 for _ in columns), max(0, shortest - 1))
+        while cut and any(is_number(names[cut]) for names in modules):
+            cut -= 1
+        self.above = modules[0][:cut] if modules else ()
+        numbers = shortest > 0 and all(is_number(names[0]) for names in modules)
+        self.wrapper: Names = ("layers",) if numbers and not cut else ()
+        for names, leaf in tensors.items():
+            self.root.add(self._inside(names), leaf)
+
+    def _inside(self, names: Names) -> Names:
+        return (*self.wrapper, *names[len(self.above) :])
+
+    def tensor(self, names: Names) -> str:
+        """Return the expression of a tensor."""
+        inside = self._inside(names)
+        self.by_itself[inside] += 1
+        if self.language.keras:
+            return f"self.tensor({python_literal(self._leaf(inside).key)})"
+        return self._access(inside)
+
+    def _leaf(self, inside: Names) -> Leaf:
+        return self.root.at(inside[:-1]).tensors[inside[-1]]
+
+    def constant(self, array: np.ndarray) -> str:
+        """Return the expression of float32 numbers that the code contains, equal ones once."""
+        known = (n for n, one in enumerate(self.constants) if one.tobytes() == array.tobytes())
+        number = next((n for n in known if self.constants[n].shape == array.shape), len(self.constants))
+        self.constants += [array] * (number == len(self.constants))
+        name = f"CONSTANT_{number + 1}"
+        return f"ops.convert_to_tensor({name})" if self.language.keras else f"self.{name.lower()}"
+
+    def layer(self, kind: str, forms: Sequence[Form], constructor: str, shape: OpenShape = ()) -> str | None:
+        """Return the expression of the layer whose tensors these are; None if they are not those of one.
+
+        Args:
+            kind: the operator, a row of `_NAMES`.
+            forms: the tensors in the order of that row; those behind the last one are left out.
+            constructor: what makes the layer.
+            shape: the shape of its inputs, for Keras; open extents are no numbers.
+        """
+        own = _NAMES[kind][self.language.column][: len(forms)]
+        if [form.names[-1] for form in forms] != [*own] or len({form.names[:-1] for form in forms}) > 1:
+            return None
+        rank, axes = len(forms[0].shape), forms[0].axes
+        if rank == 2 and kind == "Linear" and not self.language.keras:
+            fits = axes == (1, 0)
+        elif rank > 2 and kind == "Conv" and self.language.keras:
+            fits = axes == (rank - 1, rank - 2, *range(rank - 2))
+        else:
+            fits = not axes
+        layer = self.claim(forms[0].names[:-1], own, constructor, shape) if fits else None
+        if layer is not None:
+            self.by_itself.subtract(self._inside(form.names) for form in forms)
+        return layer
+
+    def claim(self, names: Names, own: Sequence[str], constructor: str, shape: OpenShape = ()) -> str | None:
+        """Return the expression of a module as a layer, None if it has other tensors than the layer."""
+        inside = self._inside(names)
+        node = self.root.at(inside)
+        # Every batch norm of PyTorch has a count, which its file may lack.
+        expected = {*own, *([_COUNT] if "running_var" in own else [])}
+        if not inside or node.children or {*node.tensors} != expected:
+            return None
+        floats = all(leaf.dtype == "float32" for name, leaf in node.tensors.items() if name != _COUNT)
+        if not floats or self.layers.setdefault(inside, constructor) != constructor:
+            return None
+        self.shapes[inside] = shape
+        return self._access(inside)
+
+    def of_names(self, own: Sequence[str]) -> Iterator[tuple[Names, list[Leaf]]]:
+        """Yield the names of each module with exactly these tensors, and these in this order."""
+        for inside, node in self.root.walk():
+            if {*node.tensors} == {*own}:
+                names = (*self.above, *inside[len(self.wrapper) :])
+                yield names, [node.tensors[name] for name in own]
+
+    def _access(self, inside: Names) -> str:
+        if self.language.keras:
+            return f"self.{self._attribute(inside)}"
+        text, node = "self", self.root
+        for name in inside:
+            if node.numbered:
+                text += f"[{name}]" if node.counted else f"[{python_literal(name)}]"
+            else:
+                text = f"{text}.{name}" if is_safe(name) else f"getattr({text}, {python_literal(name)})"
+            node = node.children.get(name, Module())
+        return text
+
+    def _attribute(self, inside: Names) -> str:
+        """Return the attribute of a layer in Keras, whose files need not have its name."""
+        name = re.sub(r"\W", "_", "_".join(inside), flags=re.ASCII)
+        name = name if is_safe(name) and name not in _METHODS else f"layer_{name}"
+        taken = {other for names, other in self.attributes.items() if names != inside}
+        several = (f"{name}_{number}" for number in itertools.count(2))
+        free = next(one for one in itertools.chain((name,), several) if one not in taken)
+        return self.attributes.setdefault(inside, free)
+
+    # Texts.
+
+    def blocks(self) -> list[str]:
+        """Return the constants and classes before the model."""
+        rows = [
+            f"CONSTANT_{n} = {array_code(array)}" + f".reshape({array.shape})" * (array.ndim != 1)
+            for n, array in enumerate(self.constants, 1)
+        ]
+        if not self.language.keras:
+            return [*rows, BLOCK] if "Block(" in "\n".join(self.statements()) else rows
+        left = [
+            f"    {python_literal(leaf.key)}: {(leaf.dtype, leaf.shape, is_trained(leaf))!r},"
+            for names, node in self.root.walk()
+            if names not in self._every_layer()
+            for leaf in node.tensors.values()
+        ]
+        return [*rows, *(["\n".join((*TENSORS, *left, "}"))] if left else [])]
+
+    def statements(self) -> list[str]:
+        """Return the statements that make the modules."""
+        if self.language.keras:
+            return [*self._keras_statements()]
+        lines = []
+        for name, child in self.root.children.items():
+            text = self._construct((name,), child, 8)
+            lines.append(f"self.{name} = {text}" if is_safe(name) else f"self.add_module({name!a}, {text})")
+        for name, leaf in self.root.tensors.items():
+            kind = "parameter" if is_trained(leaf) else "buffer"
+            plain = is_trained(leaf) and is_safe(name)
+            start = f"self.{name} = " if plain else f"self.register_{kind}({name!a}, "
+            lines.append(start + _zeros(leaf) + ")" * (not plain))
+        for number in range(1, len(self.constants) + 1):
+            value = f"torch.from_numpy(CONSTANT_{number})"
+            lines.append(f'self.register_buffer("constant_{number}", {value}, persistent=False)')
+        return lines
+
+    def methods(self) -> str:
+        """Return the methods of the model beside its computation."""
+        if not self.language.keras:
+            return ""
+        layers, used = bool(self._every_layer()), any(count > 0 for count in self.by_itself.values())
+        return LAYER * layers + self.language.tensor * used
+
+    def renamed(self, state: str) -> str:
+        """Return the state of the file with the names of the modules."""
+        if self.wrapper:
+            return f'{{f"layers.{{name}}": value for name, value in {state}.items()}}'
+        if not self.above:
+            return state
+        prefix = python_literal(".".join(self.above) + ".")
+        return f"{{name.removeprefix({prefix}): value for name, value in {state}.items()}}"
+
+    def _every_layer(self) -> dict[Names, str]:
+        """Return the layers, with matrices and their biases that nothing computes with."""
+        keras = self.language.keras
+        first, last = _NAMES["Linear"][keras]
+        layers = dict(self.layers)
+        for names, node in self.root.walk():
+            matrix, bias = map(node.tensors.get, (first, last))
+            if names in layers or matrix is None or node.children or {*node.tensors} - {first, last}:
+                continue
+            size = matrix.shape[-1 if keras else 0] if len(matrix.shape) == 2 else None
+            plain = all(leaf.dtype == "float32" and is_trained(leaf) for leaf in node.tensors.values())
+            if plain and self.by_itself[(*names, first)] < 1 and (bias is None or bias.shape == (size,)):
+                bare = "" if bias is not None else (", use_bias=False" if keras else ", bias=False")
+                start = "keras.layers.Dense(" if keras else f"nn.Linear({matrix.shape[-1]}, "
+                layers |= {names: f"{start}{size}{bare})"} if size is not None else {}
+        return {names: layers[names] for names, _ in self.root.walk() if names in layers}
+
+    def _construct(self, names: Names, node: Module, indent: int) -> str:
+        if layer := self._every_layer().get(names):
+            return layer
+        rows = {n: self._construct((*names, n), child, indent + 4) for n, child in node.children.items()}
+        rows |= {name: _zeros(leaf) for name, leaf in node.tensors.items()}
+        space, end = " " * (indent + 4), " " * indent
+        if node.counted:
+            lines, around = [rows[str(number)] for number in range(len(rows))], ("nn.ModuleList([", "])")
+        elif all(map(is_word, rows)):
+            lines, around = [f"{name}={text}" for name, text in rows.items()], ("Block(", ")")
+        else:
+            lines = [f"{python_literal(name)}: {text}" for name, text in rows.items()]
+            around = ("nn.ModuleDict({", "})") if node.numbered else ("Block(**{", "})")
+        return f"{around[0]}\n" + "".join(f"{space}{line},\n" for line in lines) + f"{end}{around[1]}"
+
+    def _keras_statements(self) -> Iterator[str]:
+        layers = self._every_layer()
+        yield "self.stored = {}"
+        for names, layer in layers.items():
+            tensors = self.root.at(names).tensors
+            order = next(own for _, own in _NAMES.values() if {*tensors} <= {*own})
+            keys = ", ".join(python_literal(tensors[name].key) for name in order if name in tensors)
+            first = tensors[order[0]].shape
+            # Kernels have the size of the inputs before that of the outputs.
+            shape = self.shapes.get(names) or (*[""] * max(len(first) - 1, 1), first[max(len(first) - 2, 0)])
+            built = tuple(extent if isinstance(extent, int) else None for extent in shape)
+            yield f"self.{self._attribute(names)} = self.layer({layer}, {built!r}, {keys})"
+        if any(node.tensors for names, node in self.root.walk() if names not in layers):
+            yield "for name, (dtype, shape, trained) in TENSORS.items():"
+            yield "    self.stored[name] = self.add_weight("
+            yield '        shape=shape, dtype=dtype, initializer="zeros", trainable=trained,'
+            yield '        name=name.replace("/", "_"),'
+            yield "    )"
+
+
+def _zeros(leaf: Leaf) -> str:
+    dtype = "" if leaf.dtype == "float32" else f", dtype=torch.{leaf.dtype}"
+    zeros = f"torch.zeros({leaf.shape!r}{dtype})"
+    return f"nn.Parameter({zeros})" if is_trained(leaf) else zeros
