@@ -7,10 +7,13 @@ right source and B the conversion with the fault.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import os
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,6 +29,8 @@ from tests.shared_runners import shared_runners
 
 State = dict[str, Any]
 DIRECTIONS = ("torch-keras", "keras-torch")
+# B is a program that was exported from the framework of A.
+PROGRAMS = ("torch-onnx", "keras-program")
 # Models with layers of their own in Keras: their files have weights only.
 OWN = ("text", "decoder", "gated", "normalized", "convnext", "patches", "tied_decoder", *ported_torch.OWN)
 # Names of layers of the PyTorch models, where Keras's differ.
@@ -850,6 +855,37 @@ class Sides:
         np.savez(self._folder / f"{title}.npz", **{name: value.numpy() for name, value in state.items()})
         return file
 
+    def onnx(self, title: str, model: str, options: Mapping[str, Any]) -> str:
+        """Export a torch model with the numbers of a written state_dict; return the file."""
+        import torch
+
+        module = ported_torch if model in ported_torch.SHAPES else pair_models
+        net = getattr(module, model)(**options).eval()
+        net.load_state_dict(torch.load(self._folder / f"{title}.pt"))
+        shapes = dict(row.rpartition("=")[::2] for row in input_shapes(model, "torch"))
+        names, file = [name or "x" for name in shapes], str(self._folder / f"{title}.onnx")
+        rows = [[2, *map(int, shape.split(","))] for shape in shapes.values()]
+        for dtypes in itertools.product((torch.float32, torch.int64), repeat=len(rows)):
+            inputs = tuple(torch.ones(row, dtype=dtype) for row, dtype in zip(rows, dtypes, strict=True))
+            with contextlib.suppress(Exception):
+                net(*inputs)
+                break
+        axes = {name: {0: "n"} for name in names}
+        # ONNX has not all operators of PyTorch.
+        with warnings.catch_warnings(), contextlib.suppress(torch.onnx.errors.OnnxExporterError):
+            warnings.simplefilter("ignore")
+            kept = torch.onnx.TrainingMode.PRESERVE  # else norms are folded into convolutions
+            torch.onnx.export(
+                net, inputs, file, dynamo=False, input_names=names, dynamic_axes=axes, training=kept
+            )
+        return file
+
+    def program(self, title: str, model: str, options: Mapping[str, Any]) -> str:
+        """List the export of a Keras model as a SavedModel; return its folder."""
+        row = {"file": f"{title}.program", "model": model, "options": dict(options), "state": f"{title}.npz"}
+        self._keras.append(row)
+        return str(self._folder / row["file"])
+
     def keras(self, title: str, model: str, options: Mapping[str, Any]) -> str:
         """List a Keras model with the numbers of a written state_dict; return its file."""
         file = f"{title}.weights.h5" if model in OWN else f"{title}.keras"
@@ -866,6 +902,11 @@ class Sides:
             raise RuntimeError(output[-4000:])
 
 
+def layer_names(path: str) -> list[str]:
+    """Return a layer's path, and its parts as the code has them: an export numbers them."""
+    return [path, *(re.sub(r"_\d+$", "", part).lower() for part in re.split("[/.]", path))]
+
+
 def slug(title: str) -> str:
     """Return a file name."""
     return re.sub(r"\W+", "_", title)
@@ -875,7 +916,12 @@ class PlantedFaults:
     """Right and wrong files for some faults, and their comparison in both directions."""
 
     def __init__(
-        self, folder: Path, names: Sequence[str] = tuple(FAULTS), faults: Mapping[str, Fault] = FAULTS
+        self,
+        folder: Path,
+        names: Sequence[str] = tuple(FAULTS),
+        faults: Mapping[str, Fault] = FAULTS,
+        *,
+        programs: bool = False,
     ) -> None:
         self.names = list(names)
         self.faults = faults
@@ -887,8 +933,13 @@ class PlantedFaults:
                 change = fault.keras.get("change", fault.change) if framework == "keras" else fault.change
                 right = sides.torch(f"{title}_right", fault.model, fault.right)
                 wrong = sides.torch(f"{title}_{framework}", fault.model, fault.right, change)
+                options = fault.keras.get("options", fault.options) if framework == "keras" else fault.options
+                if programs:
+                    form, export = (
+                        ("onnx", sides.onnx) if framework == "torch" else ("program", sides.program)
+                    )
+                    self._files[name, form, "wrong"] = export(f"{title}_{framework}", fault.model, options)
                 if framework == "keras":
-                    options = fault.keras.get("options", fault.options)
                     wrong = sides.keras(f"{title}_keras", fault.model, options)
                     self._files[name, "keras", "right"] = sides.keras(
                         f"{title}_right", fault.model, fault.right
@@ -906,12 +957,12 @@ class PlantedFaults:
         wrong = fault.keras.get("options", fault.options) if b == "keras" else fault.options
         likes = [
             None
-            if file.endswith(".keras")
+            if file.endswith((".keras", ".onnx", ".program"))
             else spec("models" if framework == "torch" else "keras", fault.model, options)
             for file, framework, options in zip(files, (a, b), (fault.right, wrong), strict=True)
         ]
         shapes = () if files[0].endswith(".keras") else input_shapes(fault.model, a)
-        return verify(*files, like_a=likes[0], like_b=likes[1], input_shapes=shapes)
+        return verify(*files, like_a=likes[0], like_b=likes[1], input_shapes=shapes, run_code=b == "program")
 
     def find(self, name: str, direction: str) -> Finding:
         """Return what the comparison finds."""
@@ -924,9 +975,10 @@ class PlantedFaults:
             )
         first = comparison.models.first if comparison.models is not None else None
         expected = fault.layer
-        if direction.endswith("keras"):
+        in_keras = direction.endswith(("keras", "program"))
+        if in_keras:
             expected = fault.keras.get("layer", KERAS_NAMES.get(fault.model, {}).get(expected, expected))
-        words = fault.keras.get("words", fault.words) if direction.endswith("keras") else fault.words
+        words = fault.keras.get("words", fault.words) if in_keras else fault.words
         cause = "" if first is None else first.cause or ""
         return Finding(
             name,
@@ -937,7 +989,7 @@ class PlantedFaults:
             "" if first is None else first.where,
             first is not None and first.confirmed,
             cause,
-            first is not None and re.fullmatch(expected, first.b) is not None,
+            first is not None and any(re.fullmatch(expected, part) for part in layer_names(first.b)),
             bool(cause) and re.search(words, cause, re.IGNORECASE) is not None,
         )
 
@@ -946,7 +998,8 @@ class PlantedFaults:
         with shared_runners(framework_of):
             for name in self.names:
                 for direction in directions(name):
-                    yield self.find(name, direction)
+                    if os.path.exists(self._files[name, direction.partition("-")[2], "wrong"]):
+                        yield self.find(name, direction)
 
 
 def directions(name: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 from tests.planted_faults import (
     DIRECTIONS,
+    PROGRAMS,
     Fault,
     Finding,
     PlantedFaults,
@@ -591,6 +592,9 @@ def main() -> None:
     """Print a row for each fault and direction, and their shares."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="patterns of `MODEL: FAULT`")
+    parser.add_argument(
+        "--programs", action="store_true", help="let B be a program exported from A's framework"
+    )
     options = parser.parse_args()
     names = [
         name
@@ -601,7 +605,8 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        for row in PlantedFaults(Path(folder), names, PORTED_FAULTS).findings(directions):
+        planted = PlantedFaults(Path(folder), names, PORTED_FAULTS, programs=options.programs)
+        for row in planted.findings((lambda _: PROGRAMS) if options.programs else directions):
             counts.update(
                 ("all", f"cause {outcome(row)}", *("found",) * row.detected, *("layer",) * row.layer_right)
             )

@@ -23,7 +23,8 @@ from ckpttool.verification import two_models
 from tests import pair_models, planted_faults, right_pairs, schemas
 from tests.conftest import ROOT
 from tests.pair_models import RIGHT, SHAPES
-from tests.planted_faults import FAULTS, LATER_FAULTS, MORE_FAULTS, Fault, PlantedFaults
+from tests.planted_faults import FAULTS, LATER_FAULTS, MORE_FAULTS, PROGRAMS, Fault, PlantedFaults
+from tests.ported_faults import PORTED_FAULTS
 from tests.shared_runners import InThisProcess, shared_runners
 
 pytestmark = [pytest.mark.torch, pytest.mark.long]
@@ -177,6 +178,34 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> PlantedFaults:
 @pytest.mark.parametrize("name", DAILY)
 def test_a_fault_between_frameworks_is_found(name: str, planted: PlantedFaults, runners: None) -> None:
     finding = planted.find(name, DAILY[name])
+    assert finding.detected, finding
+    assert finding.layer_right, finding
+    assert finding.cause_right, finding
+    assert finding.confirmed, finding
+
+
+# The right source is A, the fault is in a program exported from its framework, whose operations are recorded.
+
+# An activation, an axis, an epsilon, the order of parts, a stride, a kernel over one axis.
+EXPORTED = (
+    *("swish for hard swish", "softmax over the decoder's steps", "larger epsilon"),
+    *("maximum before the mean", "stride of the first convolution", "kernel over channels in reverse"),
+)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> PlantedFaults:
+    pytest.importorskip("onnx")
+    return PlantedFaults(tmp_path_factory.mktemp("exported"), EXPORTED, PORTED_FAULTS, programs=True)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("direction", PROGRAMS)
+@pytest.mark.parametrize("name", EXPORTED)
+def test_a_fault_in_an_exported_program_is_found(
+    name: str, direction: str, exported: PlantedFaults, runners: None
+) -> None:
+    finding = exported.find(name, direction)
     assert finding.detected, finding
     assert finding.layer_right, finding
     assert finding.cause_right, finding

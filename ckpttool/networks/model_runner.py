@@ -11,8 +11,9 @@ import gc
 import importlib
 import inspect
 import itertools
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,8 @@ class SignatureRunner(TensorFlowRunner):
         for node in self._graph.graph.get_operations():
             if node.type == "Const":
                 constants.add(node.outputs[0].name)
-                if node.outputs[0].dtype.is_floating and node.outputs[0].shape.num_elements() > 1:
+                several = node.outputs[0].shape.num_elements() > 1 or node.name in titles
+                if node.outputs[0].dtype.is_floating and several:
                     weights.add(node.outputs[0].name)
             else:
                 gives = [value.name for value in node.outputs]
@@ -220,25 +222,48 @@ class SignatureRunner(TensorFlowRunner):
         """Return the signature's outputs; with a recorder, the values between layers are computed, too."""
         if self._recorder is not None:
             self._record(self._recorder, names, arrays)
-        return super().call(names, arrays, exact=exact)
+        outputs = super().call(names, arrays, exact=exact)
+        return {name: outputs[name] for name in sorted(outputs, key=_numbered)}
+
+    def _values(self, names: list[str], arrays: list[Any], wanted: Iterable[str]) -> dict[str, Any]:
+        """Compute values of the graph by name; return those of its inputs, too."""
+        feeds_by_name = dict(paired(names, arrays))
+        specs = self.model.structured_input_signature[1]
+        values = {specs[name].name + ":0": self.tensor(feeds_by_name[name], exact=False) for name in names}
+        fetches = [name for name in dict.fromkeys(wanted) if name and name not in values]
+        graph, feeds = self._graph.graph, list(self._graph.inputs)
+        run = self._graph.prune(feeds, [graph.get_tensor_by_name(name) for name in fetches])
+        return dict(values, **dict(paired(fetches, run(*[values[feed.name] for feed in feeds]))))
+
+    def record_operations(
+        self, recorder: OperationRecorder, names: list[str], arrays: list[Any], *, exact: bool
+    ) -> str:
+        """Compute all values of the graph; record its operations and groups."""
+        del exact
+        if not self.observable:
+            return ""
+        known = ("Placeholder", "Const")
+        nodes = [node for node in self._graph.graph.get_operations() if node.type not in known]
+        wanted = (value.name for node in nodes for value in (*node.inputs, *node.outputs))
+        values = self._values(names, arrays, wanted)
+        rows = [
+            (
+                node.type,
+                [values[value.name] for value in node.inputs],
+                [value.name for value in node.outputs],
+            )
+            for node in nodes
+        ]
+        ends = [value.name for value in self._graph.inputs], [value.name for value in self._graph.outputs]
+        groups = [(path, group.takes, group.gives) for path, group in self._groups.items()]
+        recorder.record_graph(values, ends, rows, groups)
+        return "tensorflow"
 
     def _record(self, recorder: CallRecorder, names: list[str], arrays: list[Any]) -> None:
         """Compute the values between the layers."""
-        feeds_by_name = dict(paired(names, arrays))
-        specs = self.model.structured_input_signature[1]
-        by_tensor = {specs[name].name + ":0": feeds_by_name[name] for name in names}
-        feeds = list(self._graph.inputs)
-        between = dict.fromkeys(
-            name
-            for group in self._groups.values()
-            for name in (group.takes, group.before, group.gives)
-            if name
-        )
-        graph = self._graph.graph
-        fetches = [name for name in between if name not in by_tensor]
-        run = self._graph.prune(feeds, [graph.get_tensor_by_name(name) for name in fetches])
-        results = run(*[self.tensor(by_tensor[feed.name], exact=False) for feed in feeds])
-        values = dict(paired(fetches, results), **by_tensor)
+        groups = self._groups.values()
+        wanted = (name for group in groups for name in (group.takes, group.before, group.gives))
+        values = self._values(names, arrays, wanted)
         for path, group in self._groups.items():
             record = recorder.enter(path, (values[group.takes],), {})
             if record is not None and group.before:
@@ -278,6 +303,11 @@ class SignatureRunner(TensorFlowRunner):
         return ""
 
 
+def _numbered(name: str) -> list[Any]:
+    """Return a key that sorts output_2 before output_10."""
+    return [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", name)]
+
+
 _ATTRIBUTES = {"strides": "strides", "dilations": "dilations", "ksize": "pool_size"}
 
 
@@ -297,6 +327,8 @@ def _operation_settings(operation: Any) -> dict[str, Any]:
 
 
 _MOST_EXACT = 1 << 22
+# Attributes of ONNX that are yes or no.
+_FLAGS = ("keepdims", "allowzero", "noop_with_empty_axes", "transA", "transB", "ceil_mode", "exclusive")
 
 
 class OnnxRunner(ModelRunner):
@@ -404,21 +436,47 @@ class OnnxRunner(ModelRunner):
         if self._recorder is None:
             run = self._evaluator(self.exact) if exact else self._run
             return dict(paired(outputs, run(None, feeds)))
-        observed = copy.deepcopy(self.exact if exact else self.model)
-        between = dict.fromkeys(name for row in self._nodes for name in (row["takes"], row["gives"]))
-        requested = [name for name in between if name not in feeds and name not in outputs and name]
-        observed.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in requested)
-        run = self._evaluator(observed) if exact else self._session(observed)
-        rows = dict(paired([*outputs, *requested], run(None, feeds)))
-        known = dict(feeds, **rows)
+        wanted = (name for row in self._nodes for name in (row["takes"], row["gives"]))
+        known = self._values(feeds, wanted, exact=exact)
         for row in self._nodes:
             if row["takes"] in known and row["gives"] in known:
                 record = self._recorder.enter(row["path"], (known[row["takes"]],), {})
                 self._recorder.leave(record, known[row["gives"]])
         # A session of its own would begin again with the seeds of random operations.
         return (
-            {name: rows[name] for name in outputs} if exact else dict(paired(outputs, self._run(None, feeds)))
+            {name: known[name] for name in outputs}
+            if exact
+            else dict(paired(outputs, self._run(None, feeds)))
         )
+
+    def _values(self, feeds: dict[str, Any], wanted: Iterable[str], *, exact: bool) -> dict[str, Any]:
+        """Compute values of the graph by name; return its inputs and outputs, too."""
+        observed = copy.deepcopy(self.exact if exact else self.model)
+        outputs = [output.name for output in observed.graph.output]
+        requested = [n for n in dict.fromkeys(wanted) if n and n not in feeds and n not in outputs]
+        observed.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in requested)
+        run = self._evaluator(observed) if exact else self._session(observed)
+        return dict(feeds, **dict(paired([*outputs, *requested], run(None, feeds))))
+
+    def record_operations(
+        self, recorder: OperationRecorder, names: list[str], arrays: list[Any], *, exact: bool
+    ) -> str:
+        """Compute all values of the graph; record its nodes with their attributes."""
+        value, nodes = self._onnx.helper.get_attribute_value, self.model.graph.node
+        feeds = dict(paired(names, [self.tensor(array, exact=exact) for array in arrays]))
+        values = self._values(feeds, (name for node in nodes for name in node.output), exact=exact)
+        values = dict(self._stored, **values)
+        rows = []
+        for node in nodes:
+            settings = plain_settings({one.name: value(one) for one in node.attribute})
+            shown = [bool(item) if name in _FLAGS else item for name, item in settings.items()]
+            inputs = [values.get(name) for name in node.input]
+            if node.op_type != "Constant":
+                rows.append((node.op_type, [*inputs, *shown], list(node.output)))
+        ends = list(feeds), [output.name for output in self.model.graph.output]
+        layers = [(row["path"], row["takes"], row["gives"]) for row in self._nodes if row["takes"]]
+        recorder.record_graph(values, ends, rows, layers)
+        return "onnx"
 
     def _layer_nodes(self) -> Iterator[dict[str, Any]]:
         nodes = list(self.model.graph.node)
@@ -427,11 +485,14 @@ class OnnxRunner(ModelRunner):
             for name in node.input:
                 users.setdefault(name, []).append(node)
         merged: set[int] = set()
+        fixed = {"", *self._stored}
         for number, node in enumerate(nodes):
-            if number in merged or not node.output:
+            if fixed.issuperset(node.input):
+                fixed.update(node.output)
+            if number in merged or not node.output or fixed.issuperset(node.output):
                 continue
             constants, parts = [name for name in node.input if name in self._stored], [node]
-            takes = next((name for name in node.input if name not in self._stored), "")
+            takes = next((name for name in node.input if name not in fixed), "")
             gives = node.output[0]
             after = users.get(gives, [])
             if node.op_type == "MatMul" and len(after) == 1 and after[0].op_type == "Add":
@@ -928,20 +989,16 @@ def _capture(session: ModelSession, message: Message) -> Message:
     return {"calls": recorder.calls, "outputs": outputs}
 
 
-_NO_OPERATIONS: Message = {"operations": [], "calls": [], "values": {}, "written": []}
+_NO_OPERATIONS: Message = {"library": "", "operations": [], "calls": [], "values": {}, "written": []}
 
 
 def _operations(session: ModelSession, message: Message) -> Message:
     """Call the model; write the values of all its operations, and return these and the calls of layers."""
-    runner, names, exact = session.runner, message["names"], message["exact"]
-    recorder, trace = OperationRecorder(), runner.trace()
-    if trace is None or not runner.observable:
-        return _NO_OPERATIONS
-    trace.failed = True  # orders of entries are not needed
-    trace.operation = recorder.operation
-    with _model_errors(), runner.observe(recorder, exact=exact), trace.following():
-        runner.call(names, session.inputs(len(names)), exact=exact)
-    if not recorder.whole:
+    recorder, names = OperationRecorder(), message["names"]
+    with _model_errors():
+        inputs = session.inputs(len(names))
+        library = session.runner.record_operations(recorder, names, inputs, exact=message["exact"])
+    if not (library and recorder.whole):
         return _NO_OPERATIONS
     numbers = [array is not None and array.dtype.kind in "biuf" for array in recorder.values]
     stored = {str(n): array for n, (array, known) in enumerate(paired(recorder.values, numbers)) if known}
@@ -950,6 +1007,7 @@ def _operations(session: ModelSession, message: Message) -> Message:
     rows = dict(paired(stored, digests))
     return dict(
         _NO_OPERATIONS,
+        library=library,
         operations=recorder.operations,
         calls=recorder.calls,
         values=rows,

@@ -206,6 +206,28 @@ class OperationRecorder(CallRecorder):
 
         return finish
 
+    def record_graph(
+        self,
+        values: dict[str, Any],
+        ends: tuple[list[str], list[str]],
+        nodes: list[tuple[str, list[Any], list[str]]],
+        layers: list[tuple[str, str, str]],
+    ) -> None:
+        """Record a graph that has run.
+
+        Args:
+            values: all of its values by name.
+            ends: the names of its inputs and outputs.
+            nodes: operation, the names of its inputs with its settings behind them, the names of its outputs.
+            layers: path, the names of input and output.
+        """
+        call = self.enter(ROOT, [values[name] for name in ends[0]], {})
+        for kind, inputs, outputs in nodes:
+            self.operation(kind, inputs)([values.get(name) for name in outputs])
+        for path, takes, gives in layers:
+            self.leave(self.enter(path, [values[takes]], {}), values[gives])
+        self.leave(call, [values[name] for name in ends[1]])
+
     def _plain(self, value: Any) -> Any:
         if _is_tensor(value):
             return {"value": self._number(value)}
@@ -458,6 +480,9 @@ UNKNOWN: dict[str, Any] = {"parts": None, "index": None}
 class Trace:
     """Entry numbers of every tensor of one call, and those of each module's inputs and outputs."""
 
+    library = ""
+    """what names the operations"""
+
     def __init__(self) -> None:
         self.activations = ActivationTracker()
         # Whether operations are reported at all, and whether one of them could not be followed.
@@ -667,6 +692,8 @@ _WRITES = frozenset(
 class TorchTrace(Trace):
     """A call of a PyTorch model."""
 
+    library = "torch"
+
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         """Trace operations in the block."""
@@ -809,6 +836,8 @@ _INT64 = 9  # tensorflow/core/framework/types.proto
 
 class TensorFlowTrace(Trace):
     """A call of a TensorFlow model, operation by operation."""
+
+    library = "tensorflow"
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:

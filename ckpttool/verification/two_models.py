@@ -83,6 +83,7 @@ KINDS = {
     tf_saved_model.NAME: "saved_model",
     onnx.NAME: "onnx",
 }
+GRAPHS = ("saved_model", "onnx")
 RUNS_CODE = {
     "torchscript": "TorchScript is a program: running the model runs the code in the file",
     "saved_model": "a SavedModel is a program: running the model runs the operations in the file, which can "
@@ -1117,11 +1118,12 @@ class _LayerFinder:
     def _by_inputs(self, pairs: list[LayerCallPair]) -> list[LayerCallPair]:
         """Return the pairs, with several calls of one layer paired by their inputs.
 
-        The order in which a model calls a layer on several inputs is free.
+        The order in which a model calls a layer on several inputs is free. A program has a layer for each.
         """
-        groups: dict[tuple[str, str], list[int]] = {}
+        groups: dict[Any, list[int]] = {}
         for index, pair in enumerate(pairs):
-            groups.setdefault((pair.a.path, pair.b.path), []).append(index)
+            same = pair.a.weights if pair.by == "weights" else pair.b.path
+            groups.setdefault((pair.a.path, same), []).append(index)
         for places in groups.values():
             if (
                 not 1 < len(places) <= _MOST_CALLS
@@ -1261,14 +1263,24 @@ class _LayerFinder:
         keys = [(ROOT, 0)] * 2 if pair is None else [pair.a.key, pair.b.key]
         calls = [side.calls.get(key, ((), ())) for side, key in zip(sides, keys, strict=True)]
         what = 1 if pair is None or where == LAYER else 0
-        known = [{item.path for item in side if item.tensors and not item.composed} for side in self._layers]
+        # What the other side has under no name is open: a layer of an own class, or a node of a graph.
+        titles = {item.b.path: item.a.path for item in pairs}
+        paired = {*titles.values()}, titles.keys()
+        known = [
+            {
+                item.path
+                for item in side
+                if item.tensors and not item.composed
+                if item.path in paths or (item.family and kind not in GRAPHS)
+            }
+            for side, paths, kind in zip(self._layers, paired, self._session.kinds, strict=True)
+        ]
         opened = [{ROOT, key[0]} if where == LAYER else {ROOT} for key in keys]
         one, other = (
-            side.with_layers(paths - own) for side, paths, own in zip(sides, known, opened, strict=True)
+            side.with_layers(paths - own, words)
+            for side, paths, own, words in zip(sides, known, opened, ({}, titles), strict=True)
         )
-        difference = OperationDifference(
-            one, other, self._bound, {item.b.path: item.a.path for item in pairs}
-        )
+        difference = OperationDifference(one, other, self._bound)
         cause = difference.find(list(zip(calls[0][what], calls[1][what], strict=False)))
         if cause is not None and where == BETWEEN:
             self._receiver = difference.receiver
