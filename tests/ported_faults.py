@@ -45,13 +45,13 @@ PORTED_FAULTS = {
         "mobile",
         "head|tail|silu.*|hard.*|global.*",
         options={"tail": "silu"},
-        words="hard ?(swish|silu).*(silu|swish)",
+        words="(hard ?(swish|silu)|relu6.tail . 3. / 6).*(silu|swish|sigmoid)",
     ),
     "activation of a linear bottleneck": Fault(
         "mobile",
         "tail|norm3|relu.*" + _BETWEEN,
         options={"bottleneck": "relu6"},
-        words="relu6|norm3, B computes (relu|hardtanh)",
+        words="relu6|norm3, B computes (relu|hardtanh|clip)",
     ),
     "depthwise filters in reverse": Fault(
         "mobile", "depth", put("depth.weight", lambda x: x.flip(0)), words="reverse|order"
@@ -100,7 +100,7 @@ PORTED_FAULTS = {
         "attended", "mix" + _BETWEEN, options={"order": "output first"}, words="order|parts|conc"
     ),
     "softmax over the decoder's steps": Fault(
-        "attended", "mix" + _BETWEEN, options={"axis": 1}, words="softmax over|axis|queries"
+        "attended", "mix" + _BETWEEN, options={"axis": 1}, words="softmax over|axis|queries|softmax.transpose"
     ),
     "scores divided by a root": Fault(
         "attended", "mix" + _BETWEEN, options={"scaled": True}, words="scal|times|divi|/ 2.4"

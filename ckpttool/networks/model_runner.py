@@ -11,7 +11,6 @@ import gc
 import importlib
 import inspect
 import itertools
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -223,7 +222,8 @@ class SignatureRunner(TensorFlowRunner):
         if self._recorder is not None:
             self._record(self._recorder, names, arrays)
         outputs = super().call(names, arrays, exact=exact)
-        return {name: outputs[name] for name in sorted(outputs, key=_numbered)}
+        # TensorFlow sorts them: output_10 before output_2.
+        return dict(sorted(outputs.items(), key=lambda item: (len(item[0]), item[0])))
 
     def _values(self, names: list[str], arrays: list[Any], wanted: Iterable[str]) -> dict[str, Any]:
         """Compute values of the graph by name; return those of its inputs, too."""
@@ -242,21 +242,16 @@ class SignatureRunner(TensorFlowRunner):
         del exact
         if not self.observable:
             return ""
-        known = ("Placeholder", "Const")
-        nodes = [node for node in self._graph.graph.get_operations() if node.type not in known]
-        wanted = (value.name for node in nodes for value in (*node.inputs, *node.outputs))
-        values = self._values(names, arrays, wanted)
-        rows = [
-            (
-                node.type,
-                [values[value.name] for value in node.inputs],
-                [value.name for value in node.outputs],
-            )
-            for node in nodes
-        ]
-        ends = [value.name for value in self._graph.inputs], [value.name for value in self._graph.outputs]
-        groups = [(path, group.takes, group.gives) for path, group in self._groups.items()]
-        recorder.record_graph(values, ends, rows, groups)
+        nodes = [n for n in self._graph.graph.get_operations() if n.type not in ("Placeholder", "Const")]
+        tensors = (tensor.name for node in nodes for tensor in (*node.inputs, *node.outputs))
+        values = self._values(names, arrays, tensors)
+
+        def read(tensors: Any) -> list[Any]:
+            return [values[tensor.name] for tensor in tensors]
+
+        rows = ((node.type, read(node.inputs), read(node.outputs)) for node in nodes)
+        groups = ((path, [values[x.takes]], values[x.gives]) for path, x in self._groups.items())
+        recorder.record_graph((read(self._graph.inputs), read(self._graph.outputs)), rows, groups)
         return "tensorflow"
 
     def _record(self, recorder: CallRecorder, names: list[str], arrays: list[Any]) -> None:
@@ -303,11 +298,6 @@ class SignatureRunner(TensorFlowRunner):
         return ""
 
 
-def _numbered(name: str) -> list[Any]:
-    """Return a key that sorts output_2 before output_10."""
-    return [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", name)]
-
-
 _ATTRIBUTES = {"strides": "strides", "dilations": "dilations", "ksize": "pool_size"}
 
 
@@ -327,6 +317,8 @@ def _operation_settings(operation: Any) -> dict[str, Any]:
 
 
 _MOST_EXACT = 1 << 22
+# Operations whose result is another form of a weight.
+_FORMS = ("Cast", "DequantizeLinear", "Identity", "Reshape", "Transpose")
 # Attributes of ONNX that are yes or no.
 _FLAGS = ("keepdims", "allowzero", "noop_with_empty_axes", "transA", "transB", "ceil_mode", "exclusive")
 
@@ -462,20 +454,20 @@ class OnnxRunner(ModelRunner):
         self, recorder: OperationRecorder, names: list[str], arrays: list[Any], *, exact: bool
     ) -> str:
         """Compute all values of the graph; record its nodes with their attributes."""
-        value, nodes = self._onnx.helper.get_attribute_value, self.model.graph.node
+        value, graph = self._onnx.helper.get_attribute_value, self.model.graph
         feeds = dict(paired(names, [self.tensor(array, exact=exact) for array in arrays]))
-        values = self._values(feeds, (name for node in nodes for name in node.output), exact=exact)
-        values = dict(self._stored, **values)
-        rows = []
-        for node in nodes:
-            settings = plain_settings({one.name: value(one) for one in node.attribute})
+        wanted = (name for node in graph.node for name in node.output)
+        values = dict(self._stored, **self._values(feeds, wanted, exact=exact))
+        nodes = []
+        for node in graph.node:
+            settings = plain_settings({item.name: value(item) for item in node.attribute})
             shown = [bool(item) if name in _FLAGS else item for name, item in settings.items()]
-            inputs = [values.get(name) for name in node.input]
+            inputs, outputs = ([values.get(name) for name in part] for part in (node.input, node.output))
             if node.op_type != "Constant":
-                rows.append((node.op_type, [*inputs, *shown], list(node.output)))
-        ends = list(feeds), [output.name for output in self.model.graph.output]
-        layers = [(row["path"], row["takes"], row["gives"]) for row in self._nodes if row["takes"]]
-        recorder.record_graph(values, ends, rows, layers)
+                nodes.append((node.op_type, [*inputs, *shown], outputs))
+        ends = list(feeds.values()), [values[output.name] for output in graph.output]
+        layers = ((row["path"], [values[row["takes"]]], values[row["gives"]]) for row in self._nodes)
+        recorder.record_graph(ends, nodes, layers)
         return "onnx"
 
     def _layer_nodes(self) -> Iterator[dict[str, Any]]:
@@ -485,13 +477,14 @@ class OnnxRunner(ModelRunner):
             for name in node.input:
                 users.setdefault(name, []).append(node)
         merged: set[int] = set()
-        fixed = {"", *self._stored}
+        # Values that no input changes, and the initializers of which they are another form.
+        fixed = dict({name: [name] for name in self._stored}, **{"": []})
         for number, node in enumerate(nodes):
-            if fixed.issuperset(node.input):
-                fixed.update(node.output)
-            if number in merged or not node.output or fixed.issuperset(node.output):
+            constants, parts = [form for name in node.input for form in fixed.get(name, ())], [node]
+            if all(name in fixed for name in node.input):
+                fixed.update((name, constants if node.op_type in _FORMS else []) for name in node.output)
+            if number in merged or not node.output or node.output[0] in fixed:
                 continue
-            constants, parts = [name for name in node.input if name in self._stored], [node]
             takes = next((name for name in node.input if name not in fixed), "")
             gives = node.output[0]
             after = users.get(gives, [])

@@ -206,27 +206,14 @@ class OperationRecorder(CallRecorder):
 
         return finish
 
-    def record_graph(
-        self,
-        values: dict[str, Any],
-        ends: tuple[list[str], list[str]],
-        nodes: list[tuple[str, list[Any], list[str]]],
-        layers: list[tuple[str, str, str]],
-    ) -> None:
-        """Record a graph that has run.
-
-        Args:
-            values: all of its values by name.
-            ends: the names of its inputs and outputs.
-            nodes: operation, the names of its inputs with its settings behind them, the names of its outputs.
-            layers: path, the names of input and output.
-        """
-        call = self.enter(ROOT, [values[name] for name in ends[0]], {})
+    def record_graph(self, ends: tuple[Any, Any], nodes: Any, layers: Any) -> None:
+        """Record a graph that has run: operations and layers, each with what it receives and returns."""
+        call = self.enter(ROOT, ends[0], {})
         for kind, inputs, outputs in nodes:
-            self.operation(kind, inputs)([values.get(name) for name in outputs])
-        for path, takes, gives in layers:
-            self.leave(self.enter(path, [values[takes]], {}), values[gives])
-        self.leave(call, [values[name] for name in ends[1]])
+            self.operation(kind, inputs)(outputs)
+        for path, inputs, outputs in layers:
+            self.leave(self.enter(path, inputs, {}), outputs)
+        self.leave(call, ends[1])
 
     def _plain(self, value: Any) -> Any:
         if _is_tensor(value):

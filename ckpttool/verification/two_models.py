@@ -1247,7 +1247,7 @@ class _LayerFinder:
             called = self._exchanged(pairs, outputs)
             if where == BETWEEN and (called is None or called[1] is None):
                 cause = self._operations(pairs, pair, LAYER if inside else BETWEEN)
-                cause = cause or self._between((after[0], after[1]))
+                cause = cause or causes.between_cause((after[0], after[1]), self._bound)
         if cause is None and called is not None:
             return _divergence(called[0].a.path, called[0].b.path, LAYER, None, called[1], title)
         received = next((item for item in pairs if where == BETWEEN and item.b.path == self._receiver), None)
@@ -1307,52 +1307,9 @@ class _LayerFinder:
         cause = (
             causes.activation_cause(prior, after, self._bound)
             or self._operations([], None)
-            or self._between(after)
+            or causes.between_cause(after, self._bound)
         )
         return _divergence("outputs", "outputs", BETWEEN, None, cause, before.a.path)
-
-    def _between(self, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
-        return self._constant_tensor(after) or causes.between_cause(after, self._bound)
-
-    def _constant_difference(self, after: tuple[np.ndarray, np.ndarray]) -> np.ndarray | None:
-        """Return the difference of the rows where it is the same for all inputs, e.g. at one position."""
-        _, other = align_arrays(*after)
-        if other is None or len(other) < 2:
-            return None
-        apart: np.ndarray = after[0] - other
-        if np.ptp(apart, axis=0).max() > self._bound * (float(np.abs(after[0]).max()) or 1.0):
-            return None
-        first: np.ndarray = apart[0]
-        return first if first.ndim < 2 else first[np.abs(first).reshape(len(first), -1).max(1) > self._bound]
-
-    def _constant_tensor(self, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
-        """Return the tensor whose numbers A adds to every row, and B does not, or another one's."""
-        apart = self._constant_difference(after)
-        size = 0.0 if apart is None else float(np.abs(apart).max(initial=0.0))
-        if apart is None or size <= self._bound:
-            return None
-        for layer in {layer.path: layer for layer in self._layers[0]}.values():
-            named = [tensor.name for tensor in layer.tensors if math.prod(tensor.shape) == apart.size]
-            if not named:
-                continue
-            for name, tensor in self._session.sides[0].tensors(layer.path).items():
-                if tensor.size != apart.size:
-                    continue
-                if align_arrays(tensor.reshape(apart.shape), apart)[0] <= self._bound:
-                    return Cause(f"A adds {name} of {layer.path}, B does not", confirmed=True)
-                for title, there in self._tensors_of_size(1, apart.size):
-                    sides = (array.reshape(apart.shape).astype(np.float64) for array in (tensor, there))
-                    if align_arrays(np.subtract(*sides), apart)[0] <= self._bound:
-                        text = f"A adds {name} of {layer.path}, B adds {title}, which has other numbers"
-                        return Cause(text, confirmed=True)
-        return None
-
-    def _tensors_of_size(self, side: int, size: int) -> Iterator[tuple[str, np.ndarray]]:
-        for layer in {layer.path: layer for layer in self._layers[side]}.values():
-            if any(math.prod(tensor.shape) == size for tensor in layer.tensors):
-                for name, tensor in self._session.sides[side].tensors(layer.path).items():
-                    if tensor.size == size:
-                        yield f"{name} of {layer.path}", tensor
 
     def _reordered(self, pair: LayerCallPair, calls: tuple[CapturedCall, CapturedCall]) -> Cause | None:
         """Return the cause if B's layer is right with its weights in the order of its inputs."""
