@@ -20,7 +20,7 @@ from ckpttool.core import UnsupportedError, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.networks import ModelSpec
 from ckpttool.verification import two_models
-from tests import pair_models, planted_faults, right_pairs, schemas
+from tests import pair_models, planted_faults, ported_faults, right_pairs, schemas
 from tests.conftest import ROOT
 from tests.pair_models import RIGHT, SHAPES
 from tests.planted_faults import FAULTS, LATER_FAULTS, MORE_FAULTS, PROGRAMS, Fault, PlantedFaults
@@ -226,6 +226,23 @@ def test_the_table_of_faults_is_at_least_the_recorded_one(
         assert row.detected, row
         assert row.layer_right >= recorded[key]["layer_right"], row
         assert row.cause_right >= recorded[key]["cause_right"], row
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("programs", "least"), [(False, (1.0, 0.98, 0.9)), (True, (0.99, 0.9, 0.8))], ids=["models", "programs"]
+)
+def test_nearly_all_faults_of_ported_architectures_have_their_cause(
+    programs: bool, least: tuple[float, float, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ["PYTHONPATH"])))
+    planted = PlantedFaults(tmp_path, [*PORTED_FAULTS], PORTED_FAULTS, programs=programs)
+    rows = list(planted.findings((lambda _: PROGRAMS) if programs else ported_faults.directions))
+    assert len(rows) >= 300
+    for name, share in zip(("detected", "layer_right", "cause_right"), least, strict=True):
+        missing = [row for row in rows if not getattr(row, name)]
+        assert len(missing) <= (1 - share) * len(rows), missing
 
 
 def test_the_recorded_table_has_every_fault_in_its_directions() -> None:

@@ -334,7 +334,11 @@ def _open_side(path: str, layout: str | None, facts: AgentFacts) -> ComparisonSi
 
 def _side_entries(side: str, agent: Agent, other: Agent) -> Iterator[LedgerEntry]:
     """Yield one side's ledger entries; those equal on both sides belong to neither."""
+    stated = {entry.what for entry in other.ledger if entry.use == "used"}
     for entry in agent.ledger:
+        if entry in (sidecar.NO_ACTIVATIONS, sidecar.NO_ACTION_MAP) and entry.what in stated:
+            # Both networks were built with the fact that the other side states.
+            entry = replace(entry, use="assumed", origin=f"{side} records none, the other side's is used")
         yield entry if entry in other.ledger else replace(entry, where=f"{side}: {entry.where}".rstrip(": "))
 
 
