@@ -214,7 +214,8 @@ FAULTS = {
         {},
         {"mean": (0.1, 0.5, 0.9)},
         where="between",
-        words="mean of .model",
+        words="mean of .model"
+        r"|/ 0\.3, B computes input 0$",
     ),
     "permuted flatten": Fault(
         "cnn",
@@ -252,7 +253,13 @@ FAULTS = {
         keras={"layer": "dropout.*"},  # a layer there
     ),
     "channel order": Fault("cnn", "0", put("0.weight", lambda x: x.flip(1)), words="reverse"),
-    "layer order": Fault("text", "mix", swap("mix", "up"), words="weights of A's up"),
+    "layer order": Fault(
+        "text",
+        "mix",
+        swap("mix", "up"),
+        words="weights of A's up"
+        r"|has the (kernel|weight), bias of A's",
+    ),
     "wrong statistics axis": Fault("text", "mix", options={"axis": 1}, where="between", words="mean.*axis"),
     "tied weights untied": Fault(
         "text",
@@ -401,9 +408,21 @@ MORE_FAULTS = {
     "order of fused parts": Fault(
         "fused", "proj", options={"order": "vkq"}, words="order|queries|values|quer"
     ),
-    "halves of a gate": Fault("gated", "down", options={"first": False}, words="half"),
+    "halves of a gate": Fault(
+        "gated",
+        "down",
+        options={"first": False},
+        words="half"
+        r"|silu\(slice\(up, 0.*B computes slice",
+    ),
     "halves of a gate's weights": Fault("gated", "up", on_all(blocks(2, 1, 0), "up."), words="order"),
-    "gelu for silu": Fault("gated", "down", options={"activation": "gelu"}, words="silu.*gelu"),
+    "gelu for silu": Fault(
+        "gated",
+        "down",
+        options={"activation": "gelu"},
+        words="silu.*gelu"
+        r"|silu.*erfc",
+    ),
     "epsilon of an own norm": Fault("gated", "norm", options={"eps": 1e-2}, words="epsilon"),
     "scale of a norm without 1": Fault("gated", "norm", put("norm.weight", lambda x: x - 1), words="-1 plus"),
     "deviation for half of it": Fault("vae", "decode", options={"half": False}, words="spread . 0.5|/ 2"),
@@ -429,7 +448,13 @@ MORE_FAULTS = {
     "variance for deviation": Fault(
         "normalized", "hidden|normalizer", options={"root": False}, words="normalizer|sqrt"
     ),
-    "clip missing": Fault("normalized", "hidden", options={"clip": 0.0}, words="clip"),
+    "clip missing": Fault(
+        "normalized",
+        "hidden",
+        options={"clip": 0.0},
+        words="clip"
+        r"|maximum\(minimum.*B computes \(input",
+    ),
     "stale statistics": Fault(
         "normalized", "hidden|normalizer", put("centre", lambda x: x + 0.2), words="centre|normalizer"
     ),
@@ -470,7 +495,11 @@ MORE_FAULTS = {
         words=r"times|\*|/ 255, B computes input 0",
     ),
     "pixels around zero": Fault(
-        "pixels", "conv|rescaling.*", options={"offset": 0.5}, words="normali[sz]er|shift|adds|- 0.5$"
+        "pixels",
+        "conv|rescaling.*",
+        options={"offset": 0.5},
+        words="normali[sz]er|shift|adds|- 0.5$"
+        r"|\+ -0\.5$",
     ),
     "colors in reverse": Fault(
         "pixels", "conv|rescaling.*", options={"reverse": True}, words="order|reverse|flip"
@@ -669,7 +698,11 @@ LATER_FAULTS = {
     ),
     "scale without 1": Fault("conditioned", "conv2", options={"one": False}, words="A adds|1 \\+|.\\+ 1, B"),
     "scale and shift of a condition exchanged": Fault(
-        "conditioned", "conv2", options={"exchanged": True}, words="half"
+        "conditioned",
+        "conv2",
+        options={"exchanged": True},
+        words="half"
+        r"|slice\(condition, 0.*B computes.*slice\(condition, \[0, 6\]",
     ),
     "activation before a condition": Fault("conditioned", "conv2", options={"late": True}, words="relu"),
     "condition subtracted": Fault("conditioned", "conv2", options={"sign": -1.0}, words="-|times|adds"),
@@ -677,7 +710,9 @@ LATER_FAULTS = {
         "conditioned", "condition", on_all(blocks(2, 1, 0), "condition."), words="order"
     ),
     "softmax over actions": Fault("atoms", "outputs|values", options={"axis": 1}, words="softmax|axis"),
-    "support from zero": Fault("atoms", "outputs|values", options={"low": 0.0}, words="shift|adds|10 plus"),
+    "support from zero": Fault(
+        "atoms", "outputs|values", options={"low": 0.0}, words=r"shift|adds|10 plus|\[-10, .*\[0, "
+    ),
     "atoms before actions": Fault(
         "atoms", "outputs|values|.*", options={"turned": True}, words="in 3 columns|transpose"
     ),
@@ -703,7 +738,13 @@ LATER_FAULTS = {
     "flattened with the channels last": Fault(
         "encoder", "trunk|flatten.*", options={"flat": "last"}, words="order"
     ),
-    "cosines from zero": Fault("quantiles", "wave", options={"start": 0}, words="cos|-3.14.* plus"),
+    "cosines from zero": Fault(
+        "quantiles",
+        "wave",
+        options={"start": 0},
+        words="cos|-3.14.* plus"
+        r"|\[3\.142, 6.*\[0, 3\.142",
+    ),
     "sum with quantiles": Fault("quantiles", "hidden", options={"use": "+"}, words=r"\*.*\+"),
     "no activation of quantiles": Fault(
         "quantiles", "hidden|wave|multiply.*", options={"active": False}, words="relu"
@@ -714,12 +755,19 @@ LATER_FAULTS = {
     "no second sum over edges": Fault("graph_net", "head", options={"second": False}, words="input 1|edges"),
     "loops added": Fault("graph_net", "second", options={"loops": True}, words="adds|\\+"),
     "words by one": Fault("factors", "embed", options={"shift": 1}, words="index|integer|shift|\\+ 1"),
-    "products not halved": Fault("factors", "hidden", options={"half": 1.0}, words="times|0.5, B"),
+    "products not halved": Fault(
+        "factors",
+        "hidden",
+        options={"half": 1.0},
+        words="times|0.5, B"
+        r"|0\.5 \* \(square",
+    ),
     "products subtracted": Fault(
         "factors",
         "hidden",
         options={"order": -1},
-        words="-1 times|A computes ..sum.*B computes .sum.embed .. 2",
+        words="-1 times|A computes ..sum.*B computes .sum.embed .. 2"
+        r"|B computes 0\.5 \* \(sum\(embed \*\* 2",
     ),
     "row of a table zero": Fault(
         "factors", "embed", put("embed.weight", part(3, 4, lambda x: x * 0)), words="1 of 11 rows"
@@ -733,7 +781,13 @@ LATER_FAULTS = {
     ),
     "pieces apart": Fault("maxout", "out", options={"pieces": "outer"}, words="order|max|transpose"),
     "mean of pieces": Fault("maxout", "out", options={"use": "mean"}, words="max.*mean"),
-    "rate of a sine": Fault("waves", "second", options={"rate": 1.0}, words="sin|first . 3"),
+    "rate of a sine": Fault(
+        "waves",
+        "second",
+        options={"rate": 1.0},
+        words="sin|first . 3"
+        r"|3 \* first",
+    ),
     "cosine for sine": Fault("waves", "second", options={"form": "cos"}, words="sin.*cos"),
     "sine missing": Fault("waves", "out", options={"again": False}, words="sin"),
     "channels not shuffled": Fault("shuffled", "group2", options={"shuffle": False}, words="order|transpose"),

@@ -65,7 +65,9 @@ def test_facts_of_one_side_serve_a_copy_without_a_sidecar(tmp_path: Path, numpy_
     result = verify.verify(agent, copy)
     assert result.within
     assert not sidecar.has_open_entries(result.ledger)
-    lacking = {entry.what for entry in result.ledger if entry.use == "assumed" and entry.where.startswith("B")}
+    lacking = {
+        entry.what for entry in result.ledger if entry.use == "assumed" and entry.where.startswith("B")
+    }
     assert {"activation", "action map"} <= lacking
     # Where neither side states them, equal outputs show nothing about the true ones.
     Path(sidecar.sidecar_path(agent)).unlink()

@@ -344,10 +344,12 @@ class OperationDifference:
             texts = (f"{texts[0]} {details[0]}", f"{texts[1]} {details[1]}")
         if texts[0] == texts[1] or "..." in texts or max(map(len, texts)) > _MOST_TEXT:
             return None
-        bare = [_without_axes(text, every=self._moved_axes) for text in texts]
-        if self._layouts and (bare[0] == bare[1] or "..." in "".join(texts)):
-            return None  # what differs is not in the formulas
         one, other = self._sides[0].arrays[a], self._sides[1].arrays[b]
+        # Of equal shapes that an image's other layout would change, the axes have the same numbers.
+        alike = one.shape == other.shape and one.ndim > 2 and np.moveaxis(one, 1, -1).shape != one.shape
+        bare = [_without_axes(text, every=self._moved_axes and not alike) for text in texts]
+        if self._layouts and (bare[0] == bare[1] or any(map(_is_cut, texts))):
+            return None  # what differs is not in the formulas
         if one.size != other.size:
             texts = (f"{texts[0]} of shape {[*one.shape[1:]]}", f"{texts[1]} of shape {[*other.shape[1:]]}")
         return Cause(f"A computes {texts[0]}, B computes {texts[1]}", confirmed=True)
@@ -362,7 +364,7 @@ class OperationDifference:
                     break
             if texts is None or max(map(len, longer)) <= _MOST_TEXT:
                 texts = longer
-            if "..." not in "".join(texts):
+            if not any(map(_is_cut, texts)):
                 break
         return texts
 
@@ -497,16 +499,21 @@ def _constant_text(array: np.ndarray | None) -> str:
     """Return fixed numbers, the first ones of many."""
     if array is None:
         return "..."
-    if _is_mask(array) and array.shape[-1] == array.shape[-2]:
-        later = np.triu(np.ones(array.shape[-2:], bool), 1)
-        if (array == later).all() or (array != later).all():
+    if array.ndim > 1 and array.shape[-1] == array.shape[-2] > 1:
+        hidden = np.broadcast_to(np.triu(np.ones(array.shape[-2:], bool), 1), array.shape)
+        if np.array_equal(array != 0, hidden) or np.array_equal(array == 0, hidden):
             return "the causal mask"
     shown = [f"{number:.4g}" for number in array.reshape(-1)[: 2 * _MOST_SHOWN].astype(np.float64)]
     return f"[{', '.join(shown)}{', ...' if array.size > 2 * _MOST_SHOWN else ''}]"
 
 
 _SETTINGS = deferred.compile(r", (\[[^\]]*\]|-?\d+)")
-_AXES = deferred.compile(r" over axis (\[[^\]]*\]|-?\d+)")
+_AXES = deferred.compile(r" over axis (?!\[?0\b)(\[[^\]]*\]|-?\d+)")  # that of the batch is the first one
+
+
+def _is_cut(text: str) -> bool:
+    """Return whether a formula leaves out a part, other than the rest of fixed numbers."""
+    return "..." in text.replace(", ...]", "")
 
 
 def _without_axes(text: str, *, every: bool) -> str:

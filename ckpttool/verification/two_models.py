@@ -1276,6 +1276,11 @@ class _LayerFinder:
             for side, paths, kind in zip(self._layers, paired, self._session.kinds, strict=True)
         ]
         opened = [{ROOT, key[0]} if where == LAYER else {ROOT} for key in keys]
+        for item in pairs:
+            for layer, paths in zip((item.a, item.b), opened, strict=True):
+                # What a layer's own activation computes of equal inputs may be the difference.
+                if layer.settings.get("activation", "linear") != "linear" and self._parts_in(item, sides):
+                    paths.add(layer.path)
         one, other = (
             side.with_layers(paths - own, words)
             for side, paths, own, words in zip(sides, known, opened, ({}, titles), strict=True)
@@ -1285,6 +1290,18 @@ class _LayerFinder:
         if cause is not None and where == BETWEEN:
             self._receiver = difference.receiver
         return cause
+
+    def _parts_in(self, pair: LayerCallPair, sides: Sequence[RecordedCall]) -> bool:
+        """Return whether a pair of layers gives other outputs for equal inputs."""
+        none = ((), ())
+        calls = [side.calls.get(key, none) for side, key in zip(sides, (pair.a.key, pair.b.key), strict=True)]
+        errors = []
+        for numbers in zip(*calls, strict=True):
+            arrays = [side.arrays.get(n[0]) if n else None for side, n in zip(sides, numbers, strict=True)]
+            if arrays[0] is None or arrays[1] is None:
+                return False
+            errors.append(align_arrays(arrays[0], arrays[1])[0])
+        return errors[0] <= self._bound < errors[1]
 
     def _differing_input(self, calls: tuple[CapturedCall, CapturedCall]) -> tuple[np.ndarray, ...]:
         """Return both sides' first input that differs, e.g. the values of an attention."""
