@@ -356,13 +356,13 @@ class OperationDifference:
 
     def _texts(self, a: int, b: int) -> tuple[str, str]:
         """Return both formulas as deep as fits; equal parts are abbreviated, but not in the middle."""
-        texts: tuple[str, str] | None = None
+        texts = longer = ("", "")
         for self._deepest_match in (_DEEPEST_MATCHED, 2 * _DEEPEST_MATCHED):
             for deepest in range(_DEEPEST, 0, -1):
                 longer = self._text(0, a, deepest), self._text(1, b, deepest)
                 if max(map(len, longer)) <= _MOST_TEXT:
                     break
-            if texts is None or max(map(len, longer)) <= _MOST_TEXT:
+            if not texts[0] or max(map(len, longer)) <= _MOST_TEXT:
                 texts = longer
             if not any(map(_is_cut, texts)):
                 break
