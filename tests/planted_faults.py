@@ -348,7 +348,7 @@ MORE_FAULTS = {
         "squeeze",
         "fc2|mix",
         options={"gate": "hardsigmoid"},
-        words="sigmoid.*hard ?sigmoid",
+        words="sigmoid.*hard ?sigmoid" r"|sigmoid\(fc2\), B computes relu6\(fc2 \+ 3\) / 6",
         keras={"layer": "fc2|mix|re.*|mul.*"},
     ),
     "gate dropped": Fault("squeeze", "mix", options={"use": ""}, words=r"\*"),
@@ -374,8 +374,15 @@ MORE_FAULTS = {
         keras={"options": {"last": False}},
     ),
     "causal mask missing": Fault("decoder", "proj", options={"causal": False}, words="causal|masked_fill"),
-    "scores not scaled": Fault("decoder", "proj", options={"scale": False}, words="scaled|/ 2, B"),
-    "number of heads": Fault("decoder", "proj", options={"heads": 4}, words="heads|shapes"),
+    "scores not scaled": Fault(
+        "decoder",
+        "proj",
+        options={"scale": False},
+        words="scaled|/ 2, B" r"|query @ key\) / 2.*B computes.*\(?query @ key( |,|\))",
+    ),
+    "number of heads": Fault(
+        "decoder", "proj", options={"heads": 4}, words="heads|shapes" r"|of shape \[2, .*of shape \[4, "
+    ),
     "softmax over queries": Fault("decoder", "proj", options={"axis": -2}, words="softmax|axis"),
     "queries and values exchanged": Fault(
         "decoder", "query|value", swap("query", "value"), words="weights of A's value"
@@ -406,7 +413,10 @@ MORE_FAULTS = {
     ),
     "fused heads": Fault("fused", "proj", options={"inner": True}, words="order|heads|transpose"),
     "order of fused parts": Fault(
-        "fused", "proj", options={"order": "vkq"}, words="order|queries|values|quer"
+        "fused",
+        "proj",
+        options={"order": "vkq"},
+        words="order|queries|values|quer" r"|slice\(qkv, 0, 1.*B computes.*slice\(qkv, 2, 3",
     ),
     "halves of a gate": Fault(
         "gated",
@@ -635,15 +645,30 @@ LATER_FAULTS = {
     "interleaved angles": Fault(
         "rotary", "proj", options={"pairs": "next"}, words="interleaved|pairs|concatenation.*stack"
     ),
-    "base of the angles": Fault("rotary", "proj", options={"base": 5e5}, words="base|angle|0.1, 0.01"),
+    "base of the angles": Fault(
+        "rotary",
+        "proj",
+        options={"base": 5e5},
+        words="base|angle|0.1, 0.01" r"|key \* \[1, 1.*B computes.*key \* \[1, 1",
+    ),
     "values turned": Fault(
         "rotary", "proj", options={"values": True}, words="values|A computes value, B computes concatenation"
     ),
-    "turned backwards": Fault("rotary", "proj", options={"reverse": True}, words="backw|reverse|-1 times"),
-    "shared heads tiled": Fault(
-        "shared_heads", "proj", options={"tiled": True}, words="in turn|expand.*repeat"
+    "turned backwards": Fault(
+        "rotary",
+        "proj",
+        options={"reverse": True},
+        words="backw|reverse|-1 times" r"|key \* \[0, .*key \* \[-0, ",
     ),
-    "narrow heads": Fault("shared_heads", "proj", options={"heads": 8}, words="heads|expand.*expand"),
+    "shared heads tiled": Fault(
+        "shared_heads",
+        "proj",
+        options={"tiled": True},
+        words="in turn|expand.*repeat" r"|tile\(key\).*repeat\(key",
+    ),
+    "narrow heads": Fault(
+        "shared_heads", "proj", options={"heads": 8}, words="heads|expand.*expand" r"|expand\(.*tile\("
+    ),
     "shared heads not scaled": Fault("shared_heads", "proj", options={"scaled": False}, words="scal|/ 2, B"),
     "gate and value exchanged": Fault("swiglu", "gate|up", swap("gate", "up"), words=_SWAPPED),
     "activation of the value": Fault("swiglu", "down", options={"on": "up"}, words=r"silu\(gate\).*silu\(up"),

@@ -247,7 +247,7 @@ def test_nearly_all_faults_of_ported_architectures_have_their_cause(
 
 def test_the_recorded_table_has_every_fault_in_its_directions() -> None:
     rows = planted_faults.recorded()
-    assert all(row["found"] for row in rows)
+    assert all(row["detected"] for row in rows)
     for name in FAULTS:
         assert {row["direction"] for row in rows if row["fault"] == name} == {
             *planted_faults.directions(name)

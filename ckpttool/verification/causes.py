@@ -516,7 +516,7 @@ class LayerCauses:
             if self._error(side, _Hypothesis(Cause(""))) <= self._bound:
                 break  # the layers compute the same: what differs is behind them
             return replace(hypothesis.cause, confirmed=True)
-        return self._missing_tensors() or self._activations()
+        return self._missing_tensors() or self._activations() or self._norms()
 
     def _error(self, side: int, change: _Hypothesis) -> float:
         """Return the error of the outputs after the change of one side."""
@@ -687,6 +687,31 @@ class LayerCauses:
                 yield _Hypothesis(
                     Cause(text, f"exchange them before {self._pair.b.path} of B"), inputs=turned
                 )
+
+    def _norms(self) -> Cause | None:
+        """Return what the two norms normalize, None unless both are known and differ."""
+        if self._pair.a.family != "norm" and self._pair.b.family != "norm":
+            return None
+        names = []
+        for layer, call in zip((self._pair.a, self._pair.b), self._calls, strict=True):
+            spellings = next(row.spellings for row in SETTINGS if row.name == "epsilon")
+            eps = next((float(layer.settings[name]) for name in spellings if name in layer.settings), 0.0)
+            output = np.asarray(call.outputs[0], np.float64)
+            allowed = self._bound * (float(np.abs(output).max()) or 1.0)
+            names.append(
+                next(
+                    (
+                        name
+                        for name, x in _iter_normalized(call.inputs[0], eps)
+                        for axis in {1, x.ndim - 1}
+                        if _is_affine(np.moveaxis(output, axis, 0), np.moveaxis(x, axis, 0), allowed)
+                    ),
+                    None,
+                )
+            )
+        if not all(names) or names[0] == names[1]:
+            return None
+        return Cause(f"A's layer divides by {names[0]}, B's by {names[1]}", confirmed=True)
 
     def _activations(self) -> Cause | None:
         """Return the two activations that the layers are, None if they are none or equal."""
@@ -1078,6 +1103,25 @@ def _function_of(a: np.ndarray, b: np.ndarray, bound: float) -> Cause | None:
                 f"{one} clips to the range from {low:g} to {high:g}, {other} does not", confirmed=True
             )
     return None
+
+
+def _iter_normalized(x: np.ndarray, eps: float) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield an input [batch, ...] as the known norms make it, before their scales and shifts."""
+    x = np.asarray(x, np.float64)
+    for channels in dict.fromkeys((x.ndim - 1, 1)):
+        places = tuple(axis for axis in range(1, x.ndim) if axis != channels)
+        for axes, of in (
+            ((channels,), "each position's features"),
+            (tuple(range(1, x.ndim)), "each input as a whole"),
+            (places, "each channel of an input"),
+            ((0, *places), "each channel of the batch"),
+        ):
+            if axes:
+                root = np.sqrt((x * x).mean(axes, keepdims=True) + eps)
+                yield f"the root mean square of {of}", x / root
+                root = np.sqrt(x.var(axes, keepdims=True) + eps)
+                yield f"the deviation from the mean of {of}", (x - x.mean(axes, keepdims=True)) / root
+    yield "stored numbers", x
 
 
 def _is_affine(a: np.ndarray, b: np.ndarray, allowed: float, *, shifted: bool = True) -> bool:
