@@ -225,12 +225,12 @@ class SignatureRunner(TensorFlowRunner):
         # TensorFlow sorts them: output_10 before output_2.
         return dict(sorted(outputs.items(), key=lambda item: (len(item[0]), item[0])))
 
-    def _values(self, names: list[str], arrays: list[Any], wanted: Iterable[str]) -> dict[str, Any]:
+    def _values(self, names: list[str], arrays: list[Any], requested: Iterable[str]) -> dict[str, Any]:
         """Compute values of the graph by name; return those of its inputs, too."""
         feeds_by_name = dict(paired(names, arrays))
         specs = self.model.structured_input_signature[1]
         values = {specs[name].name + ":0": self.tensor(feeds_by_name[name], exact=False) for name in names}
-        fetches = [name for name in dict.fromkeys(wanted) if name and name not in values]
+        fetches = [name for name in dict.fromkeys(requested) if name and name not in values]
         graph, feeds = self._graph.graph, list(self._graph.inputs)
         run = self._graph.prune(feeds, [graph.get_tensor_by_name(name) for name in fetches])
         return dict(values, **dict(paired(fetches, run(*[values[feed.name] for feed in feeds]))))
@@ -257,8 +257,8 @@ class SignatureRunner(TensorFlowRunner):
     def _record(self, recorder: CallRecorder, names: list[str], arrays: list[Any]) -> None:
         """Compute the values between the layers."""
         groups = self._groups.values()
-        wanted = (name for group in groups for name in (group.takes, group.before, group.gives))
-        values = self._values(names, arrays, wanted)
+        requested = (name for group in groups for name in (group.takes, group.before, group.gives))
+        values = self._values(names, arrays, requested)
         for path, group in self._groups.items():
             record = recorder.enter(path, (values[group.takes],), {})
             if record is not None and group.before:
@@ -428,8 +428,8 @@ class OnnxRunner(ModelRunner):
         if self._recorder is None:
             run = self._evaluator(self.exact) if exact else self._run
             return dict(paired(outputs, run(None, feeds)))
-        wanted = (name for row in self._nodes for name in (row["takes"], row["gives"]))
-        known = self._values(feeds, wanted, exact=exact)
+        requested = (name for row in self._nodes for name in (row["takes"], row["gives"]))
+        known = self._values(feeds, requested, exact=exact)
         for row in self._nodes:
             if row["takes"] in known and row["gives"] in known:
                 record = self._recorder.enter(row["path"], (known[row["takes"]],), {})
@@ -441,14 +441,14 @@ class OnnxRunner(ModelRunner):
             else dict(paired(outputs, self._run(None, feeds)))
         )
 
-    def _values(self, feeds: dict[str, Any], wanted: Iterable[str], *, exact: bool) -> dict[str, Any]:
+    def _values(self, feeds: dict[str, Any], requested: Iterable[str], *, exact: bool) -> dict[str, Any]:
         """Compute values of the graph by name; return its inputs and outputs, too."""
         observed = copy.deepcopy(self.exact if exact else self.model)
         outputs = [output.name for output in observed.graph.output]
-        requested = [n for n in dict.fromkeys(wanted) if n and n not in feeds and n not in outputs]
-        observed.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in requested)
+        fetches = [n for n in dict.fromkeys(requested) if n and n not in feeds and n not in outputs]
+        observed.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in fetches)
         run = self._evaluator(observed) if exact else self._session(observed)
-        return dict(feeds, **dict(paired([*outputs, *requested], run(None, feeds))))
+        return dict(feeds, **dict(paired([*outputs, *fetches], run(None, feeds))))
 
     def record_operations(
         self, recorder: OperationRecorder, names: list[str], arrays: list[Any], *, exact: bool
@@ -456,8 +456,8 @@ class OnnxRunner(ModelRunner):
         """Compute all values of the graph; record its nodes with their attributes."""
         value, graph = self._onnx.helper.get_attribute_value, self.model.graph
         feeds = dict(paired(names, [self.tensor(array, exact=exact) for array in arrays]))
-        wanted = (name for node in graph.node for name in node.output)
-        values = dict(self._stored, **self._values(feeds, wanted, exact=exact))
+        requested = (name for node in graph.node for name in node.output)
+        values = dict(self._stored, **self._values(feeds, requested, exact=exact))
         nodes = []
         for node in graph.node:
             settings = plain_settings({item.name: value(item) for item in node.attribute})
