@@ -926,6 +926,8 @@ def write(folder: Path) -> None:
             fill(model, row["model"], dict(archive))
         if row["file"].endswith(".keras"):
             model.save(folder / row["file"])
+        elif row["file"].endswith(".program"):
+            model.export(folder / row["file"], verbose=False)
         else:
             model.save_weights(folder / row["file"])
 

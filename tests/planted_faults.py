@@ -7,10 +7,13 @@ right source and B the conversion with the fault.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import os
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,6 +29,8 @@ from tests.shared_runners import shared_runners
 
 State = dict[str, Any]
 DIRECTIONS = ("torch-keras", "keras-torch")
+# B is a program that was exported from the framework of A.
+PROGRAMS = ("torch-onnx", "keras-program")
 # Models with layers of their own in Keras: their files have weights only.
 OWN = ("text", "decoder", "gated", "normalized", "convnext", "patches", "tied_decoder", *ported_torch.OWN)
 # Names of layers of the PyTorch models, where Keras's differ.
@@ -209,7 +214,8 @@ FAULTS = {
         {},
         {"mean": (0.1, 0.5, 0.9)},
         where="between",
-        words="mean of .model",
+        words="mean of .model"
+        r"|/ 0\.3, B computes input 0$",
     ),
     "permuted flatten": Fault(
         "cnn",
@@ -247,7 +253,13 @@ FAULTS = {
         keras={"layer": "dropout.*"},  # a layer there
     ),
     "channel order": Fault("cnn", "0", put("0.weight", lambda x: x.flip(1)), words="reverse"),
-    "layer order": Fault("text", "mix", swap("mix", "up"), words="weights of A's up"),
+    "layer order": Fault(
+        "text",
+        "mix",
+        swap("mix", "up"),
+        words="weights of A's up"
+        r"|has the (kernel|weight), bias of A's",
+    ),
     "wrong statistics axis": Fault("text", "mix", options={"axis": 1}, where="between", words="mean.*axis"),
     "tied weights untied": Fault(
         "text",
@@ -336,7 +348,7 @@ MORE_FAULTS = {
         "squeeze",
         "fc2|mix",
         options={"gate": "hardsigmoid"},
-        words="sigmoid.*hard ?sigmoid",
+        words="sigmoid.*hard ?sigmoid" r"|sigmoid\(fc2\), B computes relu6\(fc2 \+ 3\) / 6",
         keras={"layer": "fc2|mix|re.*|mul.*"},
     ),
     "gate dropped": Fault("squeeze", "mix", options={"use": ""}, words=r"\*"),
@@ -362,8 +374,15 @@ MORE_FAULTS = {
         keras={"options": {"last": False}},
     ),
     "causal mask missing": Fault("decoder", "proj", options={"causal": False}, words="causal|masked_fill"),
-    "scores not scaled": Fault("decoder", "proj", options={"scale": False}, words="scaled|/ 2, B"),
-    "number of heads": Fault("decoder", "proj", options={"heads": 4}, words="heads|shapes"),
+    "scores not scaled": Fault(
+        "decoder",
+        "proj",
+        options={"scale": False},
+        words="scaled|/ 2, B" r"|query @ key\) / 2.*B computes.*\(?query @ key( |,|\))",
+    ),
+    "number of heads": Fault(
+        "decoder", "proj", options={"heads": 4}, words="heads|shapes" r"|of shape \[2, .*of shape \[4, "
+    ),
     "softmax over queries": Fault("decoder", "proj", options={"axis": -2}, words="softmax|axis"),
     "queries and values exchanged": Fault(
         "decoder", "query|value", swap("query", "value"), words="weights of A's value"
@@ -394,11 +413,26 @@ MORE_FAULTS = {
     ),
     "fused heads": Fault("fused", "proj", options={"inner": True}, words="order|heads|transpose"),
     "order of fused parts": Fault(
-        "fused", "proj", options={"order": "vkq"}, words="order|queries|values|quer"
+        "fused",
+        "proj",
+        options={"order": "vkq"},
+        words="order|queries|values|quer" r"|slice\(qkv, 0, 1.*B computes.*slice\(qkv, 2, 3",
     ),
-    "halves of a gate": Fault("gated", "down", options={"first": False}, words="half"),
+    "halves of a gate": Fault(
+        "gated",
+        "down",
+        options={"first": False},
+        words="half"
+        r"|silu\(slice\(up, 0.*B computes slice",
+    ),
     "halves of a gate's weights": Fault("gated", "up", on_all(blocks(2, 1, 0), "up."), words="order"),
-    "gelu for silu": Fault("gated", "down", options={"activation": "gelu"}, words="silu.*gelu"),
+    "gelu for silu": Fault(
+        "gated",
+        "down",
+        options={"activation": "gelu"},
+        words="silu.*gelu"
+        r"|silu.*erfc",
+    ),
     "epsilon of an own norm": Fault("gated", "norm", options={"eps": 1e-2}, words="epsilon"),
     "scale of a norm without 1": Fault("gated", "norm", put("norm.weight", lambda x: x - 1), words="-1 plus"),
     "deviation for half of it": Fault("vae", "decode", options={"half": False}, words="spread . 0.5|/ 2"),
@@ -424,7 +458,13 @@ MORE_FAULTS = {
     "variance for deviation": Fault(
         "normalized", "hidden|normalizer", options={"root": False}, words="normalizer|sqrt"
     ),
-    "clip missing": Fault("normalized", "hidden", options={"clip": 0.0}, words="clip"),
+    "clip missing": Fault(
+        "normalized",
+        "hidden",
+        options={"clip": 0.0},
+        words="clip"
+        r"|maximum\(minimum.*B computes \(input",
+    ),
     "stale statistics": Fault(
         "normalized", "hidden|normalizer", put("centre", lambda x: x + 0.2), words="centre|normalizer"
     ),
@@ -465,7 +505,11 @@ MORE_FAULTS = {
         words=r"times|\*|/ 255, B computes input 0",
     ),
     "pixels around zero": Fault(
-        "pixels", "conv|rescaling.*", options={"offset": 0.5}, words="normali[sz]er|shift|adds|- 0.5$"
+        "pixels",
+        "conv|rescaling.*",
+        options={"offset": 0.5},
+        words="normali[sz]er|shift|adds|- 0.5$"
+        r"|\+ -0\.5$",
     ),
     "colors in reverse": Fault(
         "pixels", "conv|rescaling.*", options={"reverse": True}, words="order|reverse|flip"
@@ -601,15 +645,30 @@ LATER_FAULTS = {
     "interleaved angles": Fault(
         "rotary", "proj", options={"pairs": "next"}, words="interleaved|pairs|concatenation.*stack"
     ),
-    "base of the angles": Fault("rotary", "proj", options={"base": 5e5}, words="base|angle|0.1, 0.01"),
+    "base of the angles": Fault(
+        "rotary",
+        "proj",
+        options={"base": 5e5},
+        words="base|angle|0.1, 0.01" r"|key \* \[1, 1.*B computes.*key \* \[1, 1",
+    ),
     "values turned": Fault(
         "rotary", "proj", options={"values": True}, words="values|A computes value, B computes concatenation"
     ),
-    "turned backwards": Fault("rotary", "proj", options={"reverse": True}, words="backw|reverse|-1 times"),
-    "shared heads tiled": Fault(
-        "shared_heads", "proj", options={"tiled": True}, words="in turn|expand.*repeat"
+    "turned backwards": Fault(
+        "rotary",
+        "proj",
+        options={"reverse": True},
+        words="backw|reverse|-1 times" r"|key \* \[0, .*key \* \[-0, ",
     ),
-    "narrow heads": Fault("shared_heads", "proj", options={"heads": 8}, words="heads|expand.*expand"),
+    "shared heads tiled": Fault(
+        "shared_heads",
+        "proj",
+        options={"tiled": True},
+        words="in turn|expand.*repeat" r"|tile\(key\).*repeat\(key",
+    ),
+    "narrow heads": Fault(
+        "shared_heads", "proj", options={"heads": 8}, words="heads|expand.*expand" r"|expand\(.*tile\("
+    ),
     "shared heads not scaled": Fault("shared_heads", "proj", options={"scaled": False}, words="scal|/ 2, B"),
     "gate and value exchanged": Fault("swiglu", "gate|up", swap("gate", "up"), words=_SWAPPED),
     "activation of the value": Fault("swiglu", "down", options={"on": "up"}, words=r"silu\(gate\).*silu\(up"),
@@ -664,7 +723,11 @@ LATER_FAULTS = {
     ),
     "scale without 1": Fault("conditioned", "conv2", options={"one": False}, words="A adds|1 \\+|.\\+ 1, B"),
     "scale and shift of a condition exchanged": Fault(
-        "conditioned", "conv2", options={"exchanged": True}, words="half"
+        "conditioned",
+        "conv2",
+        options={"exchanged": True},
+        words="half"
+        r"|slice\(condition, 0.*B computes.*slice\(condition, \[0, 6\]",
     ),
     "activation before a condition": Fault("conditioned", "conv2", options={"late": True}, words="relu"),
     "condition subtracted": Fault("conditioned", "conv2", options={"sign": -1.0}, words="-|times|adds"),
@@ -672,7 +735,9 @@ LATER_FAULTS = {
         "conditioned", "condition", on_all(blocks(2, 1, 0), "condition."), words="order"
     ),
     "softmax over actions": Fault("atoms", "outputs|values", options={"axis": 1}, words="softmax|axis"),
-    "support from zero": Fault("atoms", "outputs|values", options={"low": 0.0}, words="shift|adds|10 plus"),
+    "support from zero": Fault(
+        "atoms", "outputs|values", options={"low": 0.0}, words=r"shift|adds|10 plus|\[-10, .*\[0, "
+    ),
     "atoms before actions": Fault(
         "atoms", "outputs|values|.*", options={"turned": True}, words="in 3 columns|transpose"
     ),
@@ -698,7 +763,13 @@ LATER_FAULTS = {
     "flattened with the channels last": Fault(
         "encoder", "trunk|flatten.*", options={"flat": "last"}, words="order"
     ),
-    "cosines from zero": Fault("quantiles", "wave", options={"start": 0}, words="cos|-3.14.* plus"),
+    "cosines from zero": Fault(
+        "quantiles",
+        "wave",
+        options={"start": 0},
+        words="cos|-3.14.* plus"
+        r"|\[3\.142, 6.*\[0, 3\.142",
+    ),
     "sum with quantiles": Fault("quantiles", "hidden", options={"use": "+"}, words=r"\*.*\+"),
     "no activation of quantiles": Fault(
         "quantiles", "hidden|wave|multiply.*", options={"active": False}, words="relu"
@@ -709,12 +780,19 @@ LATER_FAULTS = {
     "no second sum over edges": Fault("graph_net", "head", options={"second": False}, words="input 1|edges"),
     "loops added": Fault("graph_net", "second", options={"loops": True}, words="adds|\\+"),
     "words by one": Fault("factors", "embed", options={"shift": 1}, words="index|integer|shift|\\+ 1"),
-    "products not halved": Fault("factors", "hidden", options={"half": 1.0}, words="times|0.5, B"),
+    "products not halved": Fault(
+        "factors",
+        "hidden",
+        options={"half": 1.0},
+        words="times|0.5, B"
+        r"|0\.5 \* \(square",
+    ),
     "products subtracted": Fault(
         "factors",
         "hidden",
         options={"order": -1},
-        words="-1 times|A computes ..sum.*B computes .sum.embed .. 2",
+        words="-1 times|A computes ..sum.*B computes .sum.embed .. 2"
+        r"|B computes 0\.5 \* \(sum\(embed \*\* 2",
     ),
     "row of a table zero": Fault(
         "factors", "embed", put("embed.weight", part(3, 4, lambda x: x * 0)), words="1 of 11 rows"
@@ -728,7 +806,13 @@ LATER_FAULTS = {
     ),
     "pieces apart": Fault("maxout", "out", options={"pieces": "outer"}, words="order|max|transpose"),
     "mean of pieces": Fault("maxout", "out", options={"use": "mean"}, words="max.*mean"),
-    "rate of a sine": Fault("waves", "second", options={"rate": 1.0}, words="sin|first . 3"),
+    "rate of a sine": Fault(
+        "waves",
+        "second",
+        options={"rate": 1.0},
+        words="sin|first . 3"
+        r"|3 \* first",
+    ),
     "cosine for sine": Fault("waves", "second", options={"form": "cos"}, words="sin.*cos"),
     "sine missing": Fault("waves", "out", options={"again": False}, words="sin"),
     "channels not shuffled": Fault("shuffled", "group2", options={"shuffle": False}, words="order|transpose"),
@@ -850,6 +934,37 @@ class Sides:
         np.savez(self._folder / f"{title}.npz", **{name: value.numpy() for name, value in state.items()})
         return file
 
+    def onnx(self, title: str, model: str, options: Mapping[str, Any]) -> str:
+        """Export a torch model with the numbers of a written state_dict; return the file."""
+        import torch
+
+        module = ported_torch if model in ported_torch.SHAPES else pair_models
+        net = getattr(module, model)(**options).eval()
+        net.load_state_dict(torch.load(self._folder / f"{title}.pt"))
+        shapes = dict(row.rpartition("=")[::2] for row in input_shapes(model, "torch"))
+        names, file = [name or "x" for name in shapes], str(self._folder / f"{title}.onnx")
+        rows = [[2, *map(int, shape.split(","))] for shape in shapes.values()]
+        for dtypes in itertools.product((torch.float32, torch.int64), repeat=len(rows)):
+            inputs = tuple(torch.ones(row, dtype=dtype) for row, dtype in zip(rows, dtypes, strict=True))
+            with contextlib.suppress(Exception):
+                net(*inputs)
+                break
+        axes = {name: {0: "n"} for name in names}
+        # ONNX has not all operators of PyTorch.
+        with warnings.catch_warnings(), contextlib.suppress(torch.onnx.errors.OnnxExporterError):
+            warnings.simplefilter("ignore")
+            kept = torch.onnx.TrainingMode.PRESERVE  # else norms are folded into convolutions
+            torch.onnx.export(
+                net, inputs, file, dynamo=False, input_names=names, dynamic_axes=axes, training=kept
+            )
+        return file
+
+    def program(self, title: str, model: str, options: Mapping[str, Any]) -> str:
+        """List the export of a Keras model as a SavedModel; return its folder."""
+        row = {"file": f"{title}.program", "model": model, "options": dict(options), "state": f"{title}.npz"}
+        self._keras.append(row)
+        return str(self._folder / row["file"])
+
     def keras(self, title: str, model: str, options: Mapping[str, Any]) -> str:
         """List a Keras model with the numbers of a written state_dict; return its file."""
         file = f"{title}.weights.h5" if model in OWN else f"{title}.keras"
@@ -866,6 +981,11 @@ class Sides:
             raise RuntimeError(output[-4000:])
 
 
+def layer_names(path: str) -> list[str]:
+    """Return a layer's path, and its parts as the code has them: an export numbers them."""
+    return [path, *(re.sub(r"_\d+$", "", part).lower() for part in re.split("[/.]", path))]
+
+
 def slug(title: str) -> str:
     """Return a file name."""
     return re.sub(r"\W+", "_", title)
@@ -875,7 +995,12 @@ class PlantedFaults:
     """Right and wrong files for some faults, and their comparison in both directions."""
 
     def __init__(
-        self, folder: Path, names: Sequence[str] = tuple(FAULTS), faults: Mapping[str, Fault] = FAULTS
+        self,
+        folder: Path,
+        names: Sequence[str] = tuple(FAULTS),
+        faults: Mapping[str, Fault] = FAULTS,
+        *,
+        programs: bool = False,
     ) -> None:
         self.names = list(names)
         self.faults = faults
@@ -887,8 +1012,13 @@ class PlantedFaults:
                 change = fault.keras.get("change", fault.change) if framework == "keras" else fault.change
                 right = sides.torch(f"{title}_right", fault.model, fault.right)
                 wrong = sides.torch(f"{title}_{framework}", fault.model, fault.right, change)
+                options = fault.keras.get("options", fault.options) if framework == "keras" else fault.options
+                if programs:
+                    form, export = (
+                        ("onnx", sides.onnx) if framework == "torch" else ("program", sides.program)
+                    )
+                    self._files[name, form, "wrong"] = export(f"{title}_{framework}", fault.model, options)
                 if framework == "keras":
-                    options = fault.keras.get("options", fault.options)
                     wrong = sides.keras(f"{title}_keras", fault.model, options)
                     self._files[name, "keras", "right"] = sides.keras(
                         f"{title}_right", fault.model, fault.right
@@ -906,12 +1036,12 @@ class PlantedFaults:
         wrong = fault.keras.get("options", fault.options) if b == "keras" else fault.options
         likes = [
             None
-            if file.endswith(".keras")
+            if file.endswith((".keras", ".onnx", ".program"))
             else spec("models" if framework == "torch" else "keras", fault.model, options)
             for file, framework, options in zip(files, (a, b), (fault.right, wrong), strict=True)
         ]
         shapes = () if files[0].endswith(".keras") else input_shapes(fault.model, a)
-        return verify(*files, like_a=likes[0], like_b=likes[1], input_shapes=shapes)
+        return verify(*files, like_a=likes[0], like_b=likes[1], input_shapes=shapes, run_code=b == "program")
 
     def find(self, name: str, direction: str) -> Finding:
         """Return what the comparison finds."""
@@ -924,9 +1054,10 @@ class PlantedFaults:
             )
         first = comparison.models.first if comparison.models is not None else None
         expected = fault.layer
-        if direction.endswith("keras"):
+        in_keras = direction.endswith(("keras", "program"))
+        if in_keras:
             expected = fault.keras.get("layer", KERAS_NAMES.get(fault.model, {}).get(expected, expected))
-        words = fault.keras.get("words", fault.words) if direction.endswith("keras") else fault.words
+        words = fault.keras.get("words", fault.words) if in_keras else fault.words
         cause = "" if first is None else first.cause or ""
         return Finding(
             name,
@@ -937,7 +1068,7 @@ class PlantedFaults:
             "" if first is None else first.where,
             first is not None and first.confirmed,
             cause,
-            first is not None and re.fullmatch(expected, first.b) is not None,
+            first is not None and any(re.fullmatch(expected, part) for part in layer_names(first.b)),
             bool(cause) and re.search(words, cause, re.IGNORECASE) is not None,
         )
 
@@ -946,7 +1077,8 @@ class PlantedFaults:
         with shared_runners(framework_of):
             for name in self.names:
                 for direction in directions(name):
-                    yield self.find(name, direction)
+                    if os.path.exists(self._files[name, direction.partition("-")[2], "wrong"]):
+                        yield self.find(name, direction)
 
 
 def directions(name: str) -> tuple[str, ...]:

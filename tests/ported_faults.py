@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 from tests.planted_faults import (
     DIRECTIONS,
+    PROGRAMS,
     Fault,
     Finding,
     PlantedFaults,
@@ -44,13 +45,13 @@ PORTED_FAULTS = {
         "mobile",
         "head|tail|silu.*|hard.*|global.*",
         options={"tail": "silu"},
-        words="hard ?(swish|silu).*(silu|swish)",
+        words="(hard ?(swish|silu)|relu6.tail . 3. / 6).*(silu|swish|sigmoid)",
     ),
     "activation of a linear bottleneck": Fault(
         "mobile",
         "tail|norm3|relu.*" + _BETWEEN,
         options={"bottleneck": "relu6"},
-        words="relu6|norm3, B computes (relu|hardtanh)",
+        words="relu6|norm3, B computes (relu|hardtanh|clip)",
     ),
     "depthwise filters in reverse": Fault(
         "mobile", "depth", put("depth.weight", lambda x: x.flip(0)), words="reverse|order"
@@ -99,7 +100,7 @@ PORTED_FAULTS = {
         "attended", "mix" + _BETWEEN, options={"order": "output first"}, words="order|parts|conc"
     ),
     "softmax over the decoder's steps": Fault(
-        "attended", "mix" + _BETWEEN, options={"axis": 1}, words="softmax over|axis|queries"
+        "attended", "mix" + _BETWEEN, options={"axis": 1}, words="softmax over|axis|queries|softmax.transpose"
     ),
     "scores divided by a root": Fault(
         "attended", "mix" + _BETWEEN, options={"scaled": True}, words="scal|times|divi|/ 2.4"
@@ -591,6 +592,9 @@ def main() -> None:
     """Print a row for each fault and direction, and their shares."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="patterns of `MODEL: FAULT`")
+    parser.add_argument(
+        "--programs", action="store_true", help="let B be a program exported from A's framework"
+    )
     options = parser.parse_args()
     names = [
         name
@@ -601,7 +605,8 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        for row in PlantedFaults(Path(folder), names, PORTED_FAULTS).findings(directions):
+        planted = PlantedFaults(Path(folder), names, PORTED_FAULTS, programs=options.programs)
+        for row in planted.findings((lambda _: PROGRAMS) if options.programs else directions):
             counts.update(
                 ("all", f"cause {outcome(row)}", *("found",) * row.detected, *("layer",) * row.layer_right)
             )

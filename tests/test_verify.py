@@ -57,6 +57,25 @@ def noisy(leaves: Leaves, names: dict[str, TreePath]) -> None:
     leaves[path] = replace(leaf(kernel.array() + np.float32(0.5), kernel.key))
 
 
+def test_facts_of_one_side_serve_a_copy_without_a_sidecar(tmp_path: Path, numpy_only: None) -> None:
+    agent, copy = str(tmp_path / "agent.pt"), str(tmp_path / "copy.safetensors")
+    convert(TF_SAMPLE, agent, to="torch")
+    convert(agent, copy)
+    Path(sidecar.sidecar_path(copy)).unlink()
+    result = verify.verify(agent, copy)
+    assert result.within
+    assert not sidecar.has_open_entries(result.ledger)
+    lacking = {
+        entry.what for entry in result.ledger if entry.use == "assumed" and entry.where.startswith("B")
+    }
+    assert {"activation", "action map"} <= lacking
+    # Where neither side states them, equal outputs show nothing about the true ones.
+    Path(sidecar.sidecar_path(agent)).unlink()
+    result = verify.verify(agent, copy)
+    assert result.within
+    assert sidecar.has_open_entries(result.ledger)
+
+
 MUTANTS: dict[str, tuple[Callable[..., None], set[str]]] = {
     "a square matrix transposed": (transposed_square, {"actor"}),
     "q1 and q2 swapped": (

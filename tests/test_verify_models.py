@@ -20,10 +20,11 @@ from ckpttool.core import UnsupportedError, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.networks import ModelSpec
 from ckpttool.verification import two_models
-from tests import pair_models, planted_faults, right_pairs, schemas
+from tests import pair_models, planted_faults, ported_faults, right_pairs, schemas
 from tests.conftest import ROOT
 from tests.pair_models import RIGHT, SHAPES
-from tests.planted_faults import FAULTS, LATER_FAULTS, MORE_FAULTS, Fault, PlantedFaults
+from tests.planted_faults import FAULTS, LATER_FAULTS, MORE_FAULTS, PROGRAMS, Fault, PlantedFaults
+from tests.ported_faults import PORTED_FAULTS
 from tests.shared_runners import InThisProcess, shared_runners
 
 pytestmark = [pytest.mark.torch, pytest.mark.long]
@@ -183,6 +184,34 @@ def test_a_fault_between_frameworks_is_found(name: str, planted: PlantedFaults, 
     assert finding.confirmed, finding
 
 
+# The right source is A, the fault is in a program exported from its framework, whose operations are recorded.
+
+# An activation, an axis, an epsilon, the order of parts, a stride, a kernel over one axis.
+EXPORTED = (
+    *("swish for hard swish", "softmax over the decoder's steps", "larger epsilon"),
+    *("maximum before the mean", "stride of the first convolution", "kernel over channels in reverse"),
+)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> PlantedFaults:
+    pytest.importorskip("onnx")
+    return PlantedFaults(tmp_path_factory.mktemp("exported"), EXPORTED, PORTED_FAULTS, programs=True)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("direction", PROGRAMS)
+@pytest.mark.parametrize("name", EXPORTED)
+def test_a_fault_in_an_exported_program_is_found(
+    name: str, direction: str, exported: PlantedFaults, runners: None
+) -> None:
+    finding = exported.find(name, direction)
+    assert finding.detected, finding
+    assert finding.layer_right, finding
+    assert finding.cause_right, finding
+    assert finding.confirmed, finding
+
+
 @pytest.mark.slow
 @pytest.mark.tensorflow
 def test_the_table_of_faults_is_at_least_the_recorded_one(
@@ -199,9 +228,26 @@ def test_the_table_of_faults_is_at_least_the_recorded_one(
         assert row.cause_right >= recorded[key]["cause_right"], row
 
 
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("programs", "least"), [(False, (1.0, 0.98, 0.9)), (True, (0.99, 0.9, 0.8))], ids=["models", "programs"]
+)
+def test_nearly_all_faults_of_ported_architectures_have_their_cause(
+    programs: bool, least: tuple[float, float, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ["PYTHONPATH"])))
+    planted = PlantedFaults(tmp_path, [*PORTED_FAULTS], PORTED_FAULTS, programs=programs)
+    rows = list(planted.findings((lambda _: PROGRAMS) if programs else ported_faults.directions))
+    assert len(rows) >= 300
+    for name, share in zip(("detected", "layer_right", "cause_right"), least, strict=True):
+        missing = [row for row in rows if not getattr(row, name)]
+        assert len(missing) <= (1 - share) * len(rows), missing
+
+
 def test_the_recorded_table_has_every_fault_in_its_directions() -> None:
     rows = planted_faults.recorded()
-    assert all(row["found"] for row in rows)
+    assert all(row["detected"] for row in rows)
     for name in FAULTS:
         assert {row["direction"] for row in rows if row["fault"] == name} == {
             *planted_faults.directions(name)

@@ -22,7 +22,7 @@ from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.digests import digest_checkpoint
 from ckpttool.core.errors import MappingError, UnsupportedError, UsageError
-from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
+from ckpttool.core.sidecar import LedgerEntries
 from ckpttool.core.text import describe_record, format_count, render_record
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import (
@@ -52,7 +52,7 @@ from ckpttool.verification.output_comparison import (
     measure_parity,
     run_network,
 )
-from ckpttool.verification.sides import are_models, model_sides, restore_side
+from ckpttool.verification.sides import are_models, model_sides, restore_side, side_entries
 from ckpttool.verification.training import TrainingOptions
 from ckpttool.verification.two_models import (
     ModelComparison,
@@ -261,7 +261,7 @@ def _compare_networks(
         tuple(dict.fromkeys(assumed)),
         tuple(dict.fromkeys((*_difference_notes(a, b), *notes, *a.notes, *b.notes))),
         training,
-        ledger=sidecar.merge_entries(_side_entries("A", a, b), _side_entries("B", b, a)),
+        ledger=sidecar.merge_entries(side_entries("A", a, b), side_entries("B", b, a)),
         not_compared=(*(title for title in titles if title not in compared), *outside),
     )
 
@@ -330,12 +330,6 @@ def _open_side(path: str, layout: str | None, facts: AgentFacts) -> ComparisonSi
             raise
         agent = None
     return ComparisonSide.restored(checkpoint, agent, receipt)
-
-
-def _side_entries(side: str, agent: Agent, other: Agent) -> Iterator[LedgerEntry]:
-    """Yield one side's ledger entries; those equal on both sides belong to neither."""
-    for entry in agent.ledger:
-        yield entry if entry in other.ledger else replace(entry, where=f"{side}: {entry.where}".rstrip(": "))
 
 
 def _start_worker(backend: str, options: VerificationOptions) -> Worker:

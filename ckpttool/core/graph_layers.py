@@ -12,8 +12,9 @@ from ckpttool.core import deferred
 
 # TensorFlow's names of the functions that a signature calls.
 _FUNCTION = deferred.compile(r"^(?:(?:Stateful)?PartitionedCall(?:_\d+)?/)+")
-# A variable is read under the name of the operation that uses it: dense/MatMul/ReadVariableOp.
-_READS = deferred.compile(r"^(.*?)/?[^/]+/ReadVariableOp(?:_\d+)?$")
+# A variable is read under the name of the operation that uses it: dense/MatMul/ReadVariableOp; the kernel of
+# a convolution over one axis is also reshaped.
+_READS = deferred.compile(r"^(.*?)/?(?:(?:convolution|Conv1D)/ExpandDims_1|[^/]+)/ReadVariableOp(?:_\d+)?$")
 # Scopes that layers of Keras open for their own steps.
 _STEPS = deferred.compile(r"/(?:batchnorm|moments|Tensordot|einsum|while)(?:_\d+)?(?:/.*)?$")
 _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput", "Conv3DBackpropInputV2")

@@ -28,6 +28,7 @@ from ckpttool.networks.tracing import (
     ROOT,
     CallFacts,
     CallRecorder,
+    OperationRecorder,
     Trace,
     create_tracer,
     named_tensors,
@@ -556,6 +557,19 @@ class ModelRunner:
     def trace(self) -> Trace | None:
         """Return a new trace of the framework that computes, None if it cannot be traced."""
         return create_tracer(self.framework)
+
+    def record_operations(
+        self, recorder: OperationRecorder, names: list[str], arrays: list[Any], *, exact: bool
+    ) -> str:
+        """Call the model and record its operations; return the library that names them, "" if none does."""
+        trace = self.trace()
+        if trace is None or not self.observable:
+            return ""
+        trace.failed = True  # orders of entries are not needed
+        trace.operation = recorder.operation
+        with self.observe(recorder, exact=exact), trace.following():
+            self.call(names, arrays, exact=exact)
+        return trace.library
 
     def has_own_call(self, module: Any) -> bool:
         """Return whether a module's function is that of a user-defined class."""

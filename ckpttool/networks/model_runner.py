@@ -14,7 +14,7 @@ import importlib
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,14 @@ if TYPE_CHECKING:  # typing.TypedDict is younger than Python 3.7
     Limits = list[int | None]
     Prepared = TypedDict("Prepared", {"dtypes": Names, "below": Limits, "notes": Names, "size": int})
     Operations = TypedDict(
-        "Operations", {"operations": Rows, "calls": Rows, "values": dict[str, str], "written": list[Any]}
+        "Operations",
+        {
+            "library": str,
+            "operations": Rows,
+            "calls": Rows,
+            "values": dict[str, str],
+            "written": list[Any],
+        },
     )
 
 _BATCH = 2
@@ -189,7 +196,8 @@ class SignatureRunner(TensorFlowRunner):
         for node in self._graph.graph.get_operations():
             if node.type == "Const":
                 constants.add(node.outputs[0].name)
-                if node.outputs[0].dtype.is_floating and node.outputs[0].shape.num_elements() > 1:
+                several = node.outputs[0].shape.num_elements() > 1 or node.name in titles
+                if node.outputs[0].dtype.is_floating and several:
                     weights.add(node.outputs[0].name)
             else:
                 gives = [value.name for value in node.outputs]
@@ -248,25 +256,44 @@ class SignatureRunner(TensorFlowRunner):
         """Return the signature's outputs; with a recorder, the values between layers are computed, too."""
         if self._recorder is not None:
             self._record(self._recorder, names, arrays)
-        return super().call(names, arrays, exact=exact)
+        outputs = super().call(names, arrays, exact=exact)
+        # TensorFlow sorts them: output_10 before output_2.
+        return dict(sorted(outputs.items(), key=lambda item: (len(item[0]), item[0])))
+
+    def _values(self, names: list[str], arrays: list[Any], requested: Iterable[str]) -> dict[str, Any]:
+        """Compute values of the graph by name; return those of its inputs, too."""
+        feeds_by_name = dict(paired(names, arrays))
+        specs = self.model.structured_input_signature[1]
+        values = {specs[name].name + ":0": self.tensor(feeds_by_name[name], exact=False) for name in names}
+        fetches = [name for name in dict.fromkeys(requested) if name and name not in values]
+        graph, feeds = self._graph.graph, list(self._graph.inputs)
+        run = self._graph.prune(feeds, [graph.get_tensor_by_name(name) for name in fetches])
+        return dict(values, **dict(paired(fetches, run(*[values[feed.name] for feed in feeds]))))
+
+    def record_operations(
+        self, recorder: OperationRecorder, names: list[str], arrays: list[Any], *, exact: bool
+    ) -> str:
+        """Compute all values of the graph; record its operations and groups."""
+        del exact
+        if not self.observable:
+            return ""
+        nodes = [n for n in self._graph.graph.get_operations() if n.type not in ("Placeholder", "Const")]
+        tensors = (tensor.name for node in nodes for tensor in (*node.inputs, *node.outputs))
+        values = self._values(names, arrays, tensors)
+
+        def read(tensors: Any) -> list[Any]:
+            return [values[tensor.name] for tensor in tensors]
+
+        rows = ((node.type, read(node.inputs), read(node.outputs)) for node in nodes)
+        groups = ((path, [values[x.takes]], values[x.gives]) for path, x in self._groups.items())
+        recorder.record_graph((read(self._graph.inputs), read(self._graph.outputs)), rows, groups)
+        return "tensorflow"
 
     def _record(self, recorder: CallRecorder, names: list[str], arrays: list[Any]) -> None:
         """Compute the values between the layers."""
-        feeds_by_name = dict(paired(names, arrays))
-        specs = self.model.structured_input_signature[1]
-        by_tensor = {specs[name].name + ":0": feeds_by_name[name] for name in names}
-        feeds = list(self._graph.inputs)
-        between = dict.fromkeys(
-            name
-            for group in self._groups.values()
-            for name in (group.takes, group.before, group.gives)
-            if name
-        )
-        graph = self._graph.graph
-        fetches = [name for name in between if name not in by_tensor]
-        run = self._graph.prune(feeds, [graph.get_tensor_by_name(name) for name in fetches])
-        results = run(*[self.tensor(by_tensor[feed.name], exact=False) for feed in feeds])
-        values = dict(paired(fetches, results), **by_tensor)
+        groups = self._groups.values()
+        requested = (name for group in groups for name in (group.takes, group.before, group.gives))
+        values = self._values(names, arrays, requested)
         for path, group in self._groups.items():
             record = recorder.enter(path, (values[group.takes],), {})
             if record is not None and group.before:
@@ -325,6 +352,10 @@ def _operation_settings(operation: Any) -> dict[str, Any]:
 
 
 _MOST_EXACT = 1 << 22
+# Operations whose result is another form of a weight.
+_FORMS = ("Cast", "DequantizeLinear", "Identity", "Reshape", "Transpose")
+# Attributes of ONNX that are yes or no.
+_FLAGS = ("keepdims", "allowzero", "noop_with_empty_axes", "transA", "transB", "ceil_mode", "exclusive")
 
 
 class OnnxRunner(ModelRunner):
@@ -432,21 +463,47 @@ class OnnxRunner(ModelRunner):
         if self._recorder is None:
             run = self._evaluator(self.exact) if exact else self._run
             return dict(paired(outputs, run(None, feeds)))
-        observed = copy.deepcopy(self.exact if exact else self.model)
-        between = dict.fromkeys(name for row in self._nodes for name in (row["takes"], row["gives"]))
-        requested = [name for name in between if name not in feeds and name not in outputs and name]
-        observed.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in requested)
-        run = self._evaluator(observed) if exact else self._session(observed)
-        rows = dict(paired([*outputs, *requested], run(None, feeds)))
-        known = dict(feeds, **rows)
+        requested = (name for row in self._nodes for name in (row["takes"], row["gives"]))
+        known = self._values(feeds, requested, exact=exact)
         for row in self._nodes:
             if row["takes"] in known and row["gives"] in known:
                 record = self._recorder.enter(row["path"], (known[row["takes"]],), {})
                 self._recorder.leave(record, known[row["gives"]])
         # A session of its own would begin again with the seeds of random operations.
         return (
-            {name: rows[name] for name in outputs} if exact else dict(paired(outputs, self._run(None, feeds)))
+            {name: known[name] for name in outputs}
+            if exact
+            else dict(paired(outputs, self._run(None, feeds)))
         )
+
+    def _values(self, feeds: dict[str, Any], requested: Iterable[str], *, exact: bool) -> dict[str, Any]:
+        """Compute values of the graph by name; return its inputs and outputs, too."""
+        observed = copy.deepcopy(self.exact if exact else self.model)
+        outputs = [output.name for output in observed.graph.output]
+        fetches = [n for n in dict.fromkeys(requested) if n and n not in feeds and n not in outputs]
+        observed.graph.output.extend(self._onnx.ValueInfoProto(name=name) for name in fetches)
+        run = self._evaluator(observed) if exact else self._session(observed)
+        return dict(feeds, **dict(paired([*outputs, *fetches], run(None, feeds))))
+
+    def record_operations(
+        self, recorder: OperationRecorder, names: list[str], arrays: list[Any], *, exact: bool
+    ) -> str:
+        """Compute all values of the graph; record its nodes with their attributes."""
+        value, graph = self._onnx.helper.get_attribute_value, self.model.graph
+        feeds = dict(paired(names, [self.tensor(array, exact=exact) for array in arrays]))
+        requested = (name for node in graph.node for name in node.output)
+        values = dict(self._stored, **self._values(feeds, requested, exact=exact))
+        nodes = []
+        for node in graph.node:
+            settings = plain_settings({item.name: value(item) for item in node.attribute})
+            shown = [bool(item) if name in _FLAGS else item for name, item in settings.items()]
+            inputs, outputs = ([values.get(name) for name in part] for part in (node.input, node.output))
+            if node.op_type != "Constant":
+                nodes.append((node.op_type, [*inputs, *shown], outputs))
+        ends = list(feeds.values()), [values[output.name] for output in graph.output]
+        layers = ((row["path"], [values[row["takes"]]], values[row["gives"]]) for row in self._nodes)
+        recorder.record_graph(ends, nodes, layers)
+        return "onnx"
 
     def _layer_nodes(self) -> Iterator[dict[str, Any]]:
         nodes = list(self.model.graph.node)
@@ -455,11 +512,15 @@ class OnnxRunner(ModelRunner):
             for name in node.input:
                 users.setdefault(name, []).append(node)
         merged: set[int] = set()
+        # Values that no input changes, and the initializers of which they are another form.
+        fixed = dict({name: [name] for name in self._stored}, **{"": []})
         for number, node in enumerate(nodes):
-            if number in merged or not node.output:
+            constants, parts = [form for name in node.input for form in fixed.get(name, ())], [node]
+            if all(name in fixed for name in node.input):
+                fixed.update((name, constants if node.op_type in _FORMS else []) for name in node.output)
+            if number in merged or not node.output or node.output[0] in fixed:
                 continue
-            constants, parts = [name for name in node.input if name in self._stored], [node]
-            takes = next((name for name in node.input if name not in self._stored), "")
+            takes = next((name for name in node.input if name not in fixed), "")
             gives = node.output[0]
             after = users.get(gives, [])
             if node.op_type == "MatMul" and len(after) == 1 and after[0].op_type == "Add":
@@ -969,28 +1030,29 @@ def _capture(
     return {"calls": recorder.calls, "outputs": written}
 
 
-_NO_OPERATIONS: Operations = {"operations": [], "calls": [], "values": {}, "written": []}
+_NO_OPERATIONS: Operations = {"library": "", "operations": [], "calls": [], "values": {}, "written": []}
 
 
 def _operations(session: ModelSession, names: list[str], *, exact: bool) -> Operations:
     """Call the model; write the values of all its operations, and return these and the calls of layers."""
-    runner = session.runner
-    recorder, trace = OperationRecorder(), runner.trace()
-    if trace is None or not runner.observable:
-        return _NO_OPERATIONS
-    trace.failed = True  # orders of entries are not needed
-    trace.operation = recorder.operation
-    with _model_errors(), runner.observe(recorder, exact=exact), trace.following():
-        runner.call(names, session.inputs(len(names)), exact=exact)
-    if not recorder.whole:
+    recorder = OperationRecorder()
+    with _model_errors():
+        inputs = session.inputs(len(names))
+        library = session.runner.record_operations(recorder, names, inputs, exact=exact)
+    if not (library and recorder.whole):
         return _NO_OPERATIONS
     numbers = [array is not None and array.dtype.kind in "biuf" for array in recorder.values]
     stored = {str(n): array for n, (array, known) in enumerate(paired(recorder.values, numbers)) if known}
     np.savez(session.folder / "operations.npz", **stored)
     digests = [_digest_numbers(array) if array.dtype.kind == "f" else "" for array in stored.values()]
     rows = dict(paired(stored, digests))
-    calls, written = recorder.calls, recorder.written
-    return {"operations": recorder.operations, "calls": calls, "values": rows, "written": written}
+    return {
+        "library": library,
+        "operations": recorder.operations,
+        "calls": recorder.calls,
+        "values": rows,
+        "written": recorder.written,
+    }
 
 
 def _read_tensors(session: ModelSession, path: str, *, parts: bool) -> dict[str, Names]:

@@ -206,6 +206,15 @@ class OperationRecorder(CallRecorder):
 
         return finish
 
+    def record_graph(self, ends: tuple[Any, Any], nodes: Any, layers: Any) -> None:
+        """Record a graph that has run: operations and layers, each with what it receives and returns."""
+        call = self.enter(ROOT, ends[0], {})
+        for kind, inputs, outputs in nodes:
+            self.operation(kind, inputs)(outputs)
+        for path, inputs, outputs in layers:
+            self.leave(self.enter(path, inputs, {}), outputs)
+        self.leave(call, ends[1])
+
     def _plain(self, value: Any) -> Any:
         if _is_tensor(value):
             return {"value": self._number(value)}
@@ -458,6 +467,9 @@ UNKNOWN: dict[str, Any] = {"parts": None, "index": None}
 class Trace:
     """Entry numbers of every tensor of one call, and those of each module's inputs and outputs."""
 
+    library = ""
+    """what names the operations"""
+
     def __init__(self) -> None:
         self.activations = ActivationTracker()
         # Whether operations are reported at all, and whether one of them could not be followed.
@@ -667,6 +679,8 @@ _WRITES = frozenset(
 class TorchTrace(Trace):
     """A call of a PyTorch model."""
 
+    library = "torch"
+
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         """Trace operations in the block."""
@@ -809,6 +823,8 @@ _INT64 = 9  # tensorflow/core/framework/types.proto
 
 class TensorFlowTrace(Trace):
     """A call of a TensorFlow model, operation by operation."""
+
+    library = "tensorflow"
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:

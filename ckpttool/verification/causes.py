@@ -258,6 +258,8 @@ def _likeness(a: ModelLayer, b: ModelLayer) -> float:
         return 0.0
     if not (a.tensors and b.tensors) and (not a.family or a.family != b.family):
         return 0.0
+    if a.family == b.family == "flatten" and a.width != b.width:
+        return 0.0
     return 4.0 * shared + 2.0 * alike + (a.family == b.family) + 0.5 * (a.width == b.width)
 
 
@@ -509,8 +511,11 @@ class LayerCauses:
             ((1, hypothesis) for hypothesis in hypotheses), ((0, hypothesis) for hypothesis in self._of_b())
         )
         for side, hypothesis in sided:
-            if self._error(side, hypothesis) <= self._bound:
-                return replace(hypothesis.cause, confirmed=True)
+            if self._error(side, hypothesis) > self._bound:
+                continue
+            if self._error(side, _Hypothesis(Cause(""))) <= self._bound:
+                break  # the layers compute the same: what differs is behind them
+            return replace(hypothesis.cause, confirmed=True)
         return self._missing_tensors() or self._activations() or self._norms()
 
     def _error(self, side: int, change: _Hypothesis) -> float:
@@ -664,7 +669,7 @@ class LayerCauses:
                             f"B's {name} {list(own.shape)} is transposed", "convert A again with --kind"
                         )
                         yield _Hypothesis(cause, {name: np.swapaxes(own, one, other)})
-            for axis in range(own.ndim):
+            for axis in [axis for axis, extent in enumerate(own.shape) if extent > 1]:
                 cause = Cause(_reversed_text(f"B's {name}", (axis,), own))
                 yield _Hypothesis(cause, {name: np.flip(own, axis)})
 
@@ -1166,12 +1171,12 @@ def between_cause(after: tuple[np.ndarray, np.ndarray], bound: float) -> Cause |
     if (cause := integer_cause(*after)) is not None:
         return cause
     a, b = (np.asarray(array, np.float64) for array in after)
-    _, other = align_arrays(a, b)
+    error, other = align_arrays(a, b)
     cause = None
     if other is not None:
         x, y = (np.where(np.isfinite(array), array, 0.0) for array in (a, other))
         cause = relate_arrays(x, y, bound)
-    if cause is None and is_reordered(a, b, bound):
+    if cause is None and error > bound and is_reordered(a, b, bound):
         text = _name_border(a, b, bound) or _name_order(a, b, bound)
         cause = Cause(text or "B has the numbers of A in another order", confirmed=True)
     return cause

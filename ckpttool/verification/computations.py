@@ -19,12 +19,12 @@ from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.networks.tracing import ROOT
 from ckpttool.verification.causes import Cause, integer_cause, tensor_cause
 
-# Operations by their names in PyTorch (aten) and TensorFlow, where these are not words for a reader.
+# Operations by their names in PyTorch (aten), TensorFlow and ONNX, where these are not words for a reader.
 _SIGNS = {
     **dict.fromkeys(("add", "add_", "AddV2", "Add", "BiasAdd"), "+"),
     **dict.fromkeys(("sub", "Sub"), "-"),
     **dict.fromkeys(("mul", "Mul"), "*"),
-    **dict.fromkeys(("div", "RealDiv"), "/"),
+    **dict.fromkeys(("div", "RealDiv", "Div"), "/"),
     **dict.fromkeys(("mm", "bmm", "matmul", "MatMul", "BatchMatMulV2", "BatchMatMulV3"), "@"),
     **dict.fromkeys(("pow", "Pow"), "**"),
     **dict.fromkeys(("gt", "Greater"), ">"),
@@ -37,25 +37,28 @@ _SIGNS = {
 _WORDS = {
     **dict.fromkeys(("_softmax", "Softmax"), "softmax"),
     **dict.fromkeys(("_log_softmax", "LogSoftmax"), "log_softmax"),
-    **dict.fromkeys(("cat", "ConcatV2"), "concatenation"),
+    **dict.fromkeys(("cat", "ConcatV2", "Concat"), "concatenation"),
     **dict.fromkeys(("stack", "Pack"), "stack"),
-    **dict.fromkeys(("amax", "max", "Max"), "max"),
-    **dict.fromkeys(("amin", "min", "Min"), "min"),
+    **dict.fromkeys(("amax", "max", "Max", "ReduceMax"), "max"),
+    **dict.fromkeys(("amin", "min", "Min", "ReduceMin"), "min"),
     **dict.fromkeys(("permute", "transpose", "t", "Transpose"), "transpose"),
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "Reshape"), "reshape"),
     **dict.fromkeys(("flip", "ReverseV2"), "flip"),
-    **dict.fromkeys(("embedding", "index_select", "gather", "GatherV2", "ResourceGather"), "rows"),
-    **dict.fromkeys(("where", "SelectV2"), "where"),
-    **dict.fromkeys(("clamp", "ClipByValue"), "clip"),
+    **dict.fromkeys(("embedding", "index_select", "gather", "GatherV2", "ResourceGather", "Gather"), "rows"),
+    **dict.fromkeys(("where", "SelectV2", "Where"), "where"),
+    **dict.fromkeys(("clamp", "ClipByValue", "Clip"), "clip"),
     **dict.fromkeys(("constant_pad_nd", "Pad", "PadV2"), "padding"),
     **dict.fromkeys(("reflection_pad1d", "reflection_pad2d", "MirrorPad"), "reflected borders"),
     **dict.fromkeys(("replication_pad1d", "replication_pad2d"), "copied borders"),
     **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices", "MaxPool"), "maximum pooling"),
-    **dict.fromkeys(("avg_pool2d", "avg_pool3d", "AvgPool"), "mean pooling"),
+    **dict.fromkeys(("avg_pool2d", "avg_pool3d", "AvgPool", "AveragePool"), "mean pooling"),
     **dict.fromkeys(("slice", "select", "StridedSlice"), "slice"),
     **dict.fromkeys(("split", "split_with_sizes", "Split", "SplitV"), "part"),
     **dict.fromkeys(("maximum", "Maximum"), "maximum"),
-    **dict.fromkeys(("linalg_vector_norm",), "norm"),
+    **dict.fromkeys(("ReduceMean", "GlobalAveragePool"), "mean"),
+    **dict.fromkeys(("ReduceSum",), "sum"),
+    **dict.fromkeys(("linalg_vector_norm", "ReduceL2"), "norm"),
+    **dict.fromkeys(("convolution", "Conv", "Conv2D"), "convolution"),
     **dict.fromkeys(("sgn", "Sign"), "sign"),
     **dict.fromkeys(("zeros_like", "ZerosLike"), "zeros"),
     **dict.fromkeys(("ones_like", "OnesLike"), "ones"),
@@ -117,6 +120,8 @@ class RecordedCall:
     """what each call of a layer receives and returns"""
     whole: Mapping[str, Sequence[range]]
     """the layers with tensors, with the numbers of the values inside each call"""
+    library: str
+    """what names the operations"""
 
     @classmethod
     def of(
@@ -133,7 +138,10 @@ class RecordedCall:
         steps: dict[int, _Step] = {}
         for row in answer["operations"]:
             for part, number in enumerate(row["made"]):
-                steps[number] = _Step(row["name"], tuple(row["given"]), part)
+                inputs = tuple(row["given"])
+                if row["name"] == "IdentityN":  # each of its results is one of its inputs
+                    inputs = inputs[part : part + 1]
+                steps[number] = _Step(row["name"], inputs, part)
                 # Another order of a named tensor has the same digest.
                 if not names.keys().isdisjoint(steps[number].values):
                     names.pop(number, None)
@@ -151,18 +159,19 @@ class RecordedCall:
         for row in answer["calls"]:
             if row["path"] in stored:
                 whole[row["path"]].append(range(row["start"], row["end"]))
-        return cls(steps, arrays, names, frozenset(varying), calls, whole)
+        return cls(steps, arrays, names, frozenset(varying), calls, whole, answer["library"])
 
-    def with_layers(self, layers: Collection[str]) -> RecordedCall:
-        """Return the call with the outputs of these layers as what the layers make."""
+    def with_layers(self, layers: Collection[str], titles: Mapping[str, str]) -> RecordedCall:
+        """Return the call with the outputs of these layers as what the layers make, under other titles."""
         steps, names = dict(self.steps), dict(self.names)
         for (path, count), (inputs, output) in self.calls.items():
             for part, number in enumerate(output if path in layers else ()):
                 last = self.steps.get(number)
                 if last is not None and last.name.lower() in _ACTIVATIONS and len(last.values) == 1:
                     number = last.values[0]
-                title = f"{path}#{count + 1}" if count else path
-                steps[number] = _Step(f"layer {path}", tuple({"value": n} for n in inputs), part)
+                name = titles.get(path, path)
+                title = f"{name}#{count + 1}" if count else name
+                steps[number] = _Step(f"layer {name}", tuple({"value": n} for n in inputs), part)
                 names[number] = title if not part else f"state {part} of {title}"
         inside = {n for path in layers for item in self.whole.get(path, ()) for n in item}
         returned = {number for _, item in self.calls.values() for number in item}
@@ -171,21 +180,16 @@ class RecordedCall:
 
 
 class OperationDifference:
-    """The difference of two recorded calls; `layers` has the paths in A of B's layers."""
+    """The difference of two recorded calls."""
 
-    def __init__(
-        self,
-        a: RecordedCall,
-        b: RecordedCall,
-        bound: float,
-        layers: Mapping[str, str],
-    ) -> None:
-        self._sides, self._bound, self._layers = (a, b), bound, layers
+    def __init__(self, a: RecordedCall, b: RecordedCall, bound: float) -> None:
+        self._sides, self._bound = (a, b), bound
         self._named = tuple(map(_named_values, self._sides))
         self.receiver: str | None = None
-        # Frameworks that name operations differently also have other axes for the channels of an image.
-        styles = {next(iter(side.steps.values()), _Step("", ())).name.islower() for side in (a, b)}
-        self._layouts = len(styles) > 1
+        self._deepest_match = _DEEPEST_MATCHED
+        # Libraries that name operations differently may also have other axes for the channels of an image.
+        self._layouts = a.library != b.library
+        self._moved_axes = self._layouts and "tensorflow" in (a.library, b.library)
         self._match: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self._match_values()
 
@@ -263,8 +267,7 @@ class OperationDifference:
         step = call.steps[number]
         name = step.name.removesuffix("_") if step.name.endswith("_") and len(step.name) > 3 else step.name
         if name.startswith("layer "):
-            path = name[6:]
-            return step._replace(name="layer " + (self._layers.get(path, path) if side else path))
+            return step
         return step._replace(name=_SIGNS.get(name, _WORDS.get(name, name.lower())))
 
     def _origin(self, side: int, number: int, *, beyond: bool = False, moved: bool = False) -> int:
@@ -335,21 +338,35 @@ class OperationDifference:
             cause = self._describe_constants(a, b)
             if cause is not None:
                 return replace(cause, confirmed=True)
-        for deepest in range(_DEEPEST, 0, -1):
-            texts = (self._text(0, a, deepest), self._text(1, b, deepest))
-            if max(map(len, texts)) <= _MOST_TEXT:
-                break
+        texts = self._texts(a, b)
         if texts[0] == texts[1] and not self._layouts:  # frameworks have other orders of axes
             details = [self._details(*side) for side in ((0, a), (1, b))]
             texts = (f"{texts[0]} {details[0]}", f"{texts[1]} {details[1]}")
         if texts[0] == texts[1] or "..." in texts or max(map(len, texts)) > _MOST_TEXT:
             return None
-        if self._layouts and (_without_axes(texts[0]) == _without_axes(texts[1]) or "..." in "".join(texts)):
-            return None  # what differs is not in the formulas
         one, other = self._sides[0].arrays[a], self._sides[1].arrays[b]
+        # Of equal shapes that an image's other layout would change, the axes have the same numbers.
+        alike = one.shape == other.shape and one.ndim > 2 and np.moveaxis(one, 1, -1).shape != one.shape
+        bare = [_without_axes(text, every=self._moved_axes and not alike) for text in texts]
+        if self._layouts and (bare[0] == bare[1] or any(map(_is_cut, texts))):
+            return None  # what differs is not in the formulas
         if one.size != other.size:
             texts = (f"{texts[0]} of shape {[*one.shape[1:]]}", f"{texts[1]} of shape {[*other.shape[1:]]}")
         return Cause(f"A computes {texts[0]}, B computes {texts[1]}", confirmed=True)
+
+    def _texts(self, a: int, b: int) -> tuple[str, str]:
+        """Return both formulas as deep as fits; equal parts are abbreviated, but not in the middle."""
+        texts = longer = ("", "")
+        for self._deepest_match in (_DEEPEST_MATCHED, 2 * _DEEPEST_MATCHED):
+            for deepest in range(_DEEPEST, 0, -1):
+                longer = self._text(0, a, deepest), self._text(1, b, deepest)
+                if max(map(len, longer)) <= _MOST_TEXT:
+                    break
+            if not texts[0] or max(map(len, longer)) <= _MOST_TEXT:
+                texts = longer
+            if not any(map(_is_cut, texts)):
+                break
+        return texts
 
     def _describe_constants(self, a: int, b: int) -> Cause | None:
         """Return how two arrays differ that depend on no input, None if they are computed of tensors."""
@@ -378,7 +395,7 @@ class OperationDifference:
         """Return the formula of a value; one that occurs on both sides has A's words."""
         number = self._origin(side, number, beyond=True)
         if number in self._match[side]:
-            deepest, moved = min(deepest, _DEEPEST_MATCHED), True
+            deepest, moved = min(deepest, self._deepest_match), True
             side, number = 0, self._match[1][number] if side else number
         number = self._origin(side, number, beyond=True, moved=moved)
         call = self._sides[side]
@@ -428,6 +445,8 @@ class OperationDifference:
             plain = []
         if name in _ALONG and len(parts) + len(plain) == 2:
             (*parts, axis), plain = [*parts, *plain], []
+            array = call.arrays.get(step.values[0])
+            axis = axis if array is None or not array.ndim else _axis_text(axis, array.ndim)
             return f"{name}({', '.join(parts)}) over axis {axis}"
         return f"{name}({', '.join([*parts, *plain])})"
 
@@ -480,20 +499,36 @@ def _constant_text(array: np.ndarray | None) -> str:
     """Return fixed numbers, the first ones of many."""
     if array is None:
         return "..."
-    if _is_mask(array) and array.shape[-1] == array.shape[-2]:
-        later = np.triu(np.ones(array.shape[-2:], bool), 1)
-        if (array == later).all() or (array != later).all():
+    if array.ndim > 1 and array.shape[-1] == array.shape[-2] > 1:
+        hidden = np.broadcast_to(np.triu(np.ones(array.shape[-2:], bool), 1), array.shape)
+        if np.array_equal(array != 0, hidden) or np.array_equal(array == 0, hidden):
             return "the causal mask"
     shown = [f"{number:.4g}" for number in array.reshape(-1)[: 2 * _MOST_SHOWN].astype(np.float64)]
     return f"[{', '.join(shown)}{', ...' if array.size > 2 * _MOST_SHOWN else ''}]"
 
 
-_AXES = deferred.compile(r" over axis (\[[^\]]*\]|-?\d+)|, (\[[^\]]*\]|-?\d+)")
+_SETTINGS = deferred.compile(r", (\[[^\]]*\]|-?\d+)")
+_AXES = deferred.compile(r" over axis (?!\[?0\b)(\[[^\]]*\]|-?\d+)")  # that of the batch is the first one
 
 
-def _without_axes(text: str) -> str:
-    """Return a formula without axes, borders and shapes, which frameworks state in different ways."""
-    return _AXES.sub("", text).replace("1 * ", "")
+def _is_cut(text: str) -> bool:
+    """Return whether a formula leaves out a part, other than the rest of fixed numbers."""
+    return "..." in text.replace(", ...]", "")
+
+
+def _without_axes(text: str, *, every: bool) -> str:
+    """Return a formula without borders and shapes, which frameworks state in different ways.
+
+    `every`: also without the axes of sums and the like, whose numbers libraries with the same layouts share.
+    """
+    text = _SETTINGS.sub("", text).replace("1 * ", "")
+    return _AXES.sub("", text) if every else text
+
+
+def _axis_text(axis: str, rank: int) -> str:
+    """Return an axis, or several, counted from the first one."""
+    numbers = [int(number) % rank for number in axis.strip("[]").split(", ")]
+    return str(numbers if len(numbers) > 1 else numbers[0])
 
 
 def _setting_text(value: Any) -> str:

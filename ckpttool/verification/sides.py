@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 
+from ckpttool.core import sidecar
 from ckpttool.core.errors import UnsupportedError, UsageError
+from ckpttool.core.sidecar import LedgerEntry
 from ckpttool.evaluation.restore import Agent, read_verified_sidecar, restore_agent
 from ckpttool.libraries.schema import NO_LAYOUT
 from ckpttool.networks.worker import as_model_spec
@@ -79,3 +83,13 @@ def restore_side(
             file=side.path,
             hint=hint,
         ) from error
+
+
+def side_entries(side: str, agent: Agent, other: Agent) -> Iterator[LedgerEntry]:
+    """Yield one side's ledger entries; those equal on both sides belong to neither."""
+    stated = {entry.what for entry in other.ledger if entry.use == "used"}
+    for entry in agent.ledger:
+        if entry in (sidecar.NO_ACTIVATIONS, sidecar.NO_ACTION_MAP) and entry.what in stated:
+            # Both networks were built with the fact that the other side states.
+            entry = replace(entry, use="assumed", origin=f"{side} records none, the other side's is used")
+        yield entry if entry in other.ledger else replace(entry, where=f"{side}: {entry.where}".rstrip(": "))

@@ -87,6 +87,7 @@ KINDS = {
     tf_saved_model.NAME: "saved_model",
     onnx.NAME: "onnx",
 }
+GRAPHS = ("saved_model", "onnx")
 RUNS_CODE = {
     "torchscript": "TorchScript is a program: running the model runs the code in the file",
     "saved_model": "a SavedModel is a program: running the model runs the operations in the file, which can "
@@ -1119,11 +1120,12 @@ class _LayerFinder:
     def _by_inputs(self, pairs: list[LayerCallPair]) -> list[LayerCallPair]:
         """Return the pairs, with several calls of one layer paired by their inputs.
 
-        The order in which a model calls a layer on several inputs is free.
+        The order in which a model calls a layer on several inputs is free. A program has a layer for each.
         """
-        groups: dict[tuple[str, str], list[int]] = {}
+        groups: dict[Any, list[int]] = {}
         for index, pair in enumerate(pairs):
-            groups.setdefault((pair.a.path, pair.b.path), []).append(index)
+            same = pair.a.weights if pair.by == "weights" else pair.b.path
+            groups.setdefault((pair.a.path, same), []).append(index)
         for places in groups.values():
             if (
                 not 1 < len(places) <= _MOST_CALLS
@@ -1247,7 +1249,7 @@ class _LayerFinder:
             called = self._exchanged(pairs, outputs)
             if where == BETWEEN and (called is None or called[1] is None):
                 cause = self._operations(pairs, pair, LAYER if inside else BETWEEN)
-                cause = cause or self._between((after[0], after[1]))
+                cause = cause or causes.between_cause((after[0], after[1]), self._bound)
         if cause is None and called is not None:
             return _divergence(called[0].a.path, called[0].b.path, LAYER, None, called[1], title)
         received = next((item for item in pairs if where == BETWEEN and item.b.path == self._receiver), None)
@@ -1263,18 +1265,45 @@ class _LayerFinder:
         keys = [(ROOT, 0)] * 2 if pair is None else [pair.a.key, pair.b.key]
         calls = [side.calls.get(key, ((), ())) for side, key in zip(sides, keys, strict=True)]
         what = 1 if pair is None or where == LAYER else 0
-        known = [{item.path for item in side if item.tensors and not item.composed} for side in self._layers]
+        # What the other side has under no name is open: a layer of an own class, or a node of a graph.
+        titles = {item.b.path: item.a.path for item in pairs}
+        paired = {*titles.values()}, titles.keys()
+        known = [
+            {
+                item.path
+                for item in side
+                if item.tensors and not item.composed
+                if item.path in paths or (item.family and kind not in GRAPHS)
+            }
+            for side, paths, kind in zip(self._layers, paired, self._session.kinds, strict=True)
+        ]
         opened = [{ROOT, key[0]} if where == LAYER else {ROOT} for key in keys]
+        for item in pairs:
+            for layer, paths in zip((item.a, item.b), opened, strict=True):
+                # What a layer's own activation computes of equal inputs may be the difference.
+                if layer.settings.get("activation", "linear") != "linear" and self._parts_in(item, sides):
+                    paths.add(layer.path)
         one, other = (
-            side.with_layers(paths - own) for side, paths, own in zip(sides, known, opened, strict=True)
+            side.with_layers(paths - own, words)
+            for side, paths, own, words in zip(sides, known, opened, ({}, titles), strict=True)
         )
-        difference = OperationDifference(
-            one, other, self._bound, {item.b.path: item.a.path for item in pairs}
-        )
+        difference = OperationDifference(one, other, self._bound)
         cause = difference.find(list(zip(calls[0][what], calls[1][what], strict=False)))
         if cause is not None and where == BETWEEN:
             self._receiver = difference.receiver
         return cause
+
+    def _parts_in(self, pair: LayerCallPair, sides: Sequence[RecordedCall]) -> bool:
+        """Return whether a pair of layers gives other outputs for equal inputs."""
+        none = ((), ())
+        calls = [side.calls.get(key, none) for side, key in zip(sides, (pair.a.key, pair.b.key), strict=True)]
+        errors = []
+        for numbers in zip(*calls, strict=True):
+            arrays = [side.arrays.get(n[0]) if n else None for side, n in zip(sides, numbers, strict=True)]
+            if arrays[0] is None or arrays[1] is None:
+                return False
+            errors.append(align_arrays(arrays[0], arrays[1])[0])
+        return errors[0] <= self._bound < errors[1]
 
     def _differing_input(self, calls: tuple[CapturedCall, CapturedCall]) -> tuple[np.ndarray, ...]:
         """Return both sides' first input that differs, e.g. the values of an attention."""
@@ -1297,52 +1326,9 @@ class _LayerFinder:
         cause = (
             causes.activation_cause(prior, after, self._bound)
             or self._operations([], None)
-            or self._between(after)
+            or causes.between_cause(after, self._bound)
         )
         return _divergence("outputs", "outputs", BETWEEN, None, cause, before.a.path)
-
-    def _between(self, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
-        return self._constant_tensor(after) or causes.between_cause(after, self._bound)
-
-    def _constant_difference(self, after: tuple[np.ndarray, np.ndarray]) -> np.ndarray | None:
-        """Return the difference of the rows where it is the same for all inputs, e.g. at one position."""
-        _, other = align_arrays(*after)
-        if other is None or len(other) < 2:
-            return None
-        apart: np.ndarray = after[0] - other
-        if np.ptp(apart, axis=0).max() > self._bound * (float(np.abs(after[0]).max()) or 1.0):
-            return None
-        first: np.ndarray = apart[0]
-        return first if first.ndim < 2 else first[np.abs(first).reshape(len(first), -1).max(1) > self._bound]
-
-    def _constant_tensor(self, after: tuple[np.ndarray, np.ndarray]) -> Cause | None:
-        """Return the tensor whose numbers A adds to every row, and B does not, or another one's."""
-        apart = self._constant_difference(after)
-        size = 0.0 if apart is None else float(np.abs(apart).max(initial=0.0))
-        if apart is None or size <= self._bound:
-            return None
-        for layer in {layer.path: layer for layer in self._layers[0]}.values():
-            named = [tensor.name for tensor in layer.tensors if math.prod(tensor.shape) == apart.size]
-            if not named:
-                continue
-            for name, tensor in self._session.sides[0].tensors(layer.path).items():
-                if tensor.size != apart.size:
-                    continue
-                if align_arrays(tensor.reshape(apart.shape), apart)[0] <= self._bound:
-                    return Cause(f"A adds {name} of {layer.path}, B does not", confirmed=True)
-                for title, there in self._tensors_of_size(1, apart.size):
-                    sides = (array.reshape(apart.shape).astype(np.float64) for array in (tensor, there))
-                    if align_arrays(np.subtract(*sides), apart)[0] <= self._bound:
-                        text = f"A adds {name} of {layer.path}, B adds {title}, which has other numbers"
-                        return Cause(text, confirmed=True)
-        return None
-
-    def _tensors_of_size(self, side: int, size: int) -> Iterator[tuple[str, np.ndarray]]:
-        for layer in {layer.path: layer for layer in self._layers[side]}.values():
-            if any(math.prod(tensor.shape) == size for tensor in layer.tensors):
-                for name, tensor in self._session.sides[side].tensors(layer.path).items():
-                    if tensor.size == size:
-                        yield f"{name} of {layer.path}", tensor
 
     def _reordered(self, pair: LayerCallPair, calls: tuple[CapturedCall, CapturedCall]) -> Cause | None:
         """Return the cause if B's layer is right with its weights in the order of its inputs."""
