@@ -1506,7 +1506,8 @@ def find_rule(layer: Mapping[str, Any]) -> LayerRule:
     """Return the rule of a layer, or of a function of keras.ops; raise OpaqueError without one."""
     cls, own = str(config_of(dict(layer)).cls), _is_function(layer)
     rule = (_FUNCTIONS if own else _RULES).get(cls)
-    row = spelled_operators("keras").get(cls) if own else None
-    if rule is None and row is None:
+    row = spelled_operators("keras").get(cls) if own and rule is None else None
+    rule = rule if row is None else partial(_function, row)
+    if rule is None:
         raise OpaqueError
-    return rule or partial(_function, row)
+    return rule

@@ -185,7 +185,7 @@ class _OnnxLayerFinder:
         # An operator of an old version that the table does not have has its version in its name.
         self.nodes = [replace(node, op=_VERSION.sub("", node.op)) for node in graph.nodes]
         # Whether each constant of the graph itself is transposed.
-        self.source = {
+        self.source: dict[str, tuple[Path, bool]] = {
             name: (constant.path, False)
             for name, constant in graph.constants.items()
             if constant.path is not None and len(constant.path) == 1
