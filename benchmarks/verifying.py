@@ -299,7 +299,9 @@ def _fault_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         faults.setdefault(row["fault"], {})[row["direction"]] = row
     total = len(rows)
-    counts = [sum(row[name] for row in rows) for name in ("detected", "layer_right", "cause_right", "confirmed")]
+    counts = [
+        sum(row[name] for row in rows) for name in ("detected", "layer_right", "cause_right", "confirmed")
+    ]
     yield (
         f"Of {total} cases {counts[0]} are found, {counts[1]} in the right layer, {counts[2]} with the right "
         f"cause, {counts[3]} proved.\n\n"

@@ -371,7 +371,8 @@ class OperationDifference:
     def _describe_constants(self, a: int, b: int) -> Cause | None:
         """Return how two arrays differ that depend on no input, None if they are computed of tensors."""
         arrays = self._sides[0].arrays[a], self._sides[1].arrays[b]
-        if (cause := integer_cause(*arrays)) is not None:
+        # A single one may be an axis.
+        if arrays[0].size >= _FEWEST_MATCHED and (cause := integer_cause(*arrays)) is not None:
             return cause
         computed = any(n in self._sides[k].steps and n in self._named[k] for k, n in ((0, a), (1, b)))
         if arrays[0].shape != arrays[1].shape or arrays[0].size < _FEWEST_MATCHED or computed:
