@@ -461,10 +461,10 @@ def test_layers_of_keras_have_attributes_of_their_own() -> None:
     leaf = Leaf("float32", (3, 2), Inline(bytes(24)), "kernel")
     tensors = {(*one, "kernel"): leaf for one in names}
     modules = GraphModules(LANGUAGES["keras"], tensors)
-    made = [modules.claim(one, ["kernel"], "keras.layers.Dense(2)") for one in names]
-    assert len({*made}) == len(names)
-    assert {"self.layer", "self.stored", "self.tensor"}.isdisjoint(made)
-    assert all(attribute is not None and attribute[5:].isidentifier() for attribute in made)
+    attributes = [modules.claim(one, ["kernel"], "keras.layers.Dense(2)") for one in names]
+    assert len({*attributes}) == len(names)
+    assert {"self.layer", "self.stored", "self.tensor"}.isdisjoint(attributes)
+    assert all(attribute is not None and attribute[5:].isidentifier() for attribute in attributes)
 
 
 REFUSED = {

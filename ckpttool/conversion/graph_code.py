@@ -860,7 +860,7 @@ def _batch_norm(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) 
     if rank in (2, 3, 4, 5) and form is not None:
         (size,), more = form.shape, "" if epsilon == 1e-5 else f", eps={epsilon!r}"
         texts = (f"nn.BatchNorm{max(rank - 2, 1)}d({size}{more})", _keras_norm("Batch", epsilon, ", axis=1"))
-        shape = ("", size, *[""] * (rank - 2))
+        shape: OpenShape = ("", size, *[""] * (rank - 2))
         if layer := writer.layer("BatchNormalization", [scale, bias, mean, variance], texts, shape=shape):
             return f"{layer}({source})"
     if not writer.language.keras:

@@ -158,9 +158,9 @@ class GraphModules:
         """Return the attribute of a layer in Keras, whose files need not have its name."""
         name = re.sub(r"\W", "_", "_".join(inside), flags=re.ASCII)
         name = name if is_safe(name) and name not in _METHODS else f"layer_{name}"
-        taken = {other for names, other in self.attributes.items() if names != inside}
+        others = {other for names, other in self.attributes.items() if names != inside}
         several = (f"{name}_{number}" for number in itertools.count(2))
-        free = next(one for one in itertools.chain((name,), several) if one not in taken)
+        free = next(one for one in itertools.chain((name,), several) if one not in others)
         return self.attributes.setdefault(inside, free)
 
     # Texts.
