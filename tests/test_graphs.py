@@ -16,8 +16,8 @@ import pytest
 
 import ckpttool
 from ckpttool.core import FormatError, LimitError, Limits, UnsupportedError, UsageError, using
-from ckpttool.graphs import Graph, evaluate, infer_shapes, list_operators, read_graph
-from ckpttool.graphs.graph import OPSET, OperatorNode, inline_integers
+from ckpttool.graphs import Graph, OperatorNode, evaluate, infer_shapes, list_operators, read_graph
+from ckpttool.graphs.graph import OPSET, inline_integers
 from ckpttool.graphs.operators import broadcast_shapes, compute_node
 from ckpttool.graphs.shapes import ShapeTracer, trace_graph
 from ckpttool.graphs.weights import find_roles, number_calls
