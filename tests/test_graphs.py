@@ -28,6 +28,7 @@ from ckpttool.core import (
 from ckpttool.formats.tf_functions import FunctionNode, GraphFunction
 from ckpttool.graphs import (
     Graph,
+    OperatorNode,
     Value,
     evaluate,
     infer_shapes,
@@ -37,7 +38,7 @@ from ckpttool.graphs import (
     torchscript,
 )
 from ckpttool.graphs.builder import GraphBuilder
-from ckpttool.graphs.graph import OPSET, OperatorNode, inline_integers
+from ckpttool.graphs.graph import OPSET, inline_integers
 from ckpttool.graphs.keras import read_document
 from ckpttool.graphs.operators import (
     OperatorNames,

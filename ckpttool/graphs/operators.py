@@ -163,9 +163,18 @@ def spelled_operators(language: Literal["torch", "keras", "tensorflow"]) -> Mapp
     return {word: row for row in rows for word in getattr(row.spelling, language).split()}
 
 
+def look_up_operator(name: str) -> Operator | None:
+    """Return an operator, None if the table does not have it; modules are imported until one has it."""
+    for module in MODULES:
+        if name in _TABLE:
+            break
+        import_module(f"{__package__}.{module}")
+    return _TABLE.get(name)
+
+
 def find_operator(name: str) -> Operator:
     """Return an operator; raise UnsupportedError with its name if the table does not have it."""
-    row = list_operators().get(name)
+    row = look_up_operator(name)
     if row is None:
         raise UnsupportedError("an operator of the graph is not supported", found=name)
     return row

@@ -28,6 +28,7 @@ from ckpttool.graphs.operators import (
     UnknownValueError,
     compute_node,
     list_operators,
+    look_up_operator,
     no_products,
     operator_kind,
 )
@@ -115,7 +116,7 @@ class ShapeTracer:
     def _infer(self, node: OperatorNode) -> NodeShapes:
         if node.op == "If":
             return self._infer_branches(node)
-        row = list_operators().get(node.op)
+        row = look_up_operator(node.op)
         if row is None:
             return NodeShapes((), None)
         try:
