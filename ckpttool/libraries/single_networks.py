@@ -338,7 +338,7 @@ def read_action_graph(checkpoint: Checkpoint, network: str = "actor") -> Graph |
     Policies with states, whose graphs also compute these, are none. Raise UsageError if several outputs
     could be the action, and UnsupportedError for a graph that is no policy.
     """
-    if _has_saver_graph(checkpoint):
+    if has_saver_graph(checkpoint):
         from ckpttool.graphs import tensorflow_saver
 
         policy = tensorflow_saver.read_policy(checkpoint, network, _SLOW)
