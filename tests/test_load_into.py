@@ -569,10 +569,12 @@ def trace(model: Any, file: Path, x: Any = None) -> Path:
     return file
 
 
-def test_outputs_decide_which_layer_of_the_same_shape_is_which(tmp_path: Path) -> None:
+@pytest.mark.parametrize("accept_order", [False, True])
+def test_outputs_decide_which_layer_of_the_same_shape_is_which(accept_order: bool, tmp_path: Path) -> None:
     # The order of creation and the names say the opposite of what the calls do.
     source, model = Gated(("n_u", "q", "p", "n_v")), Gated(("n_j", "r", "s", "n_i"))
-    done = ckpttool.load_into(model, trace(source, tmp_path / "gated.pt"), shapes=[(6,)], verify=False)
+    file = trace(source, tmp_path / "gated.pt")
+    done = ckpttool.load_into(model, file, shapes=[(6,)], verify=False, accept_order=accept_order)
     x = torch.randn(5, 6)
     assert torch.equal(model(x), source(x))
     by = {(match.source, match.target): match.by for match in done.matched}

@@ -1204,10 +1204,15 @@ def plan_fill(
     skeleton = target.skeleton(inputs.guessed(), inputs.framework)
     spare: tuple[str, ...] = ()
     try:
-        filling = _fill_without(inputs, skeleton, matching, patterns)
-        if not filling.misfits:
-            source = TrialSource(checkpoint, inputs.framework, inputs.model_spec(like_source), part)
-            filling, spare = _decide_by_outputs(target, source, inputs, skeleton, matching, filling)
+        source = TrialSource(checkpoint, inputs.framework, inputs.model_spec(like_source), part)
+        # An accepted order decides only what outputs do not.
+        for chosen in dict.fromkeys((False, matching.accept_order)):
+            options = replace(matching, accept_order=chosen)
+            filling = _fill_without(inputs, skeleton, options, patterns)
+            if not filling.misfits:
+                filling, spare = _decide_by_outputs(target, source, inputs, skeleton, options, filling)
+            if not filling.unfilled:
+                break
     except CkpttoolError as error:
         raise error.located(file=error.file or checkpoint.path) from error.__cause__
     linked = set(skeleton.named()[1].values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
-from ckpttool.conversion.layer_options import format_layer_options, parse_layer_options
+from ckpttool.conversion.layer_options import PART_ORDER, format_layer_options, parse_layer_options
 from ckpttool.conversion.optimizer_options import (
     NO_OPTIMIZER_OPTIONS,
     OptimizerOptions,
@@ -57,7 +57,9 @@ class ConversionOptions:
         kinds (PATTERN=KIND, --kind): Kind of an ambiguous layer: 'attn=attention:8' (heads).
         flatten (PATTERN=H,W,C): Image that a layer receives flattened: 'actor/l1=7,7,64'.
             `PATTERN=no`: no image, or one with equal order in both models.
+            `PATTERN=parts:2,1`: for --like: it takes the model's joined parts in this order.
         unflatten (PATTERN=H,W,C): Image that a dense output is reshaped to: 'fc=7,7,64'.
+            `PATTERN=parts:2,1`: for --like: it makes the model's parts in this order.
         from_ (FRAMEWORK, --from): Orientation of SRC's matrices: torch or tf.
             It is used where no name or shape shows the orientation.
         l2 (PATTERN=FACTOR): Keras l2 penalty of weights: 'critic/**/kernel=0.01'.
@@ -218,6 +220,17 @@ EXCLUSIONS = (
         ("allow_unused",),
         "applies only to --like",
         "use --allow-missing to write the target without the unmapped tensors",
+    ),
+    *(
+        Exclusion(
+            lambda options, _, name=name: (
+                options.like is None
+                and any(PART_ORDER.fullmatch(text.rpartition("=")[2]) for text in getattr(options, name))
+            ),
+            (name,),
+            "PATTERN=parts:... applies only to --like",
+        )
+        for name in ("flatten", "unflatten")
     ),
     Exclusion(lambda options, _: options.restore, ("strip",), "and --restore undo each other", None),
 )

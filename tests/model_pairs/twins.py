@@ -390,13 +390,32 @@ class _Tries:
             if not title.endswith(" more")
         ]
         names = [title for key in joined for title in joined[key] if key == "kinds"]
-        # Some or all of the layers may be the other way round, or none.
+        # Some or all of the layers may be the other way round, or none; parts may be in each order.
         for some in ([], names, *([name] for name in names)) if names else ([],):
             kinds = {title: form for title, form in joined.get("kinds", {}).items() if title in some}
-            cell = self._filled({**joined, "kinds": kinds} if names else joined, epsilons)
-            if cell.state in ("right", "assumed"):
-                return True
+            for stated in _part_orders({**joined, "kinds": kinds} if names else joined):
+                if self.left > 0 and self._filled(stated, epsilons).state in ("right", "assumed"):
+                    return True
         return False
+
+
+def _part_orders(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the options with each order of the parts that one of them states, as stated first."""
+    places = [
+        (key, title, value.removeprefix("parts:").split(","))
+        for key in ("flatten", "unflatten")
+        for title, value in options.get(key, {}).items()
+        if value.startswith("parts:")
+    ]
+    orders = (
+        sorted(itertools.permutations(numbers), key=lambda order, first=numbers: [*order] != first)
+        for _, _, numbers in places
+    )
+    for chosen in itertools.product(*orders):
+        stated = {key: {**value} if isinstance(value, dict) else value for key, value in options.items()}
+        for (key, title, _), order in zip(places, chosen, strict=True):
+            stated[key][title] = f"parts:{','.join(order)}"
+        yield stated
 
 
 def _in_python(text: str) -> str:
