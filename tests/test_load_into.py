@@ -582,6 +582,17 @@ def test_outputs_decide_which_layer_of_the_same_shape_is_which(accept_order: boo
     assert "outputs" in by.values()
 
 
+def test_the_shape_that_lets_outputs_decide_is_asked_for(tmp_path: Path) -> None:
+    source, model = Gated(("n_u", "q", "p", "n_v")), Gated(("n_j", "r", "s", "n_i"))
+    file = trace(source, tmp_path / "gated.pt")
+    with pytest.raises(MappingError) as caught:
+        ckpttool.load_into(model, file, verify=False)
+    assert "shapes=" in (caught.value.hint or "")
+    ckpttool.load_into(model, file, verify=False, shapes=[(6,)])
+    x = torch.randn(5, 6)
+    assert torch.equal(model(x), source(x))
+
+
 class Scaled(nn.Module):
     """A gated state, multiplied by what an action gives; either of the inputs may be the first."""
 

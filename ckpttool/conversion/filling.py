@@ -1254,7 +1254,11 @@ def _decide_by_outputs(
     trials = FillTrials(
         fill, lambda filling: target.assign(filling, skeleton), calls, target.running, target.shapes
     )
-    decided = decide_by_outputs(source, trials, first)
+    decided, missing = decide_by_outputs(source, trials, first)
+    if missing and filling.ambiguous:
+        filling = replace(
+            filling, ambiguous=tuple(replace(group, missing=missing) for group in filling.ambiguous)
+        )
     return (filling, ()) if decided is None else (decided, spare)
 
 
