@@ -1,8 +1,8 @@
 """Layer options of the command line: `--kind PATTERN=KIND`, `--flatten` and `--unflatten PATTERN=H,W,C`.
 
-For a vector beside an image, parts are joined by `+`: `--flatten 'dense=7,7,64+5'`. `--flatten 'fc=parts:2,1'`
-states that the source's layer takes first the second of the parts that the model joins; with `--unflatten`
-that it makes them in this order.
+For a vector beside an image, parts are joined by `+`: `--flatten 'dense=7,7,64+5'`. `--flatten
+'fc=parts:2,1'` states that the source's layer takes first the second of the parts that the model joins; with
+`--unflatten`, that it makes them in this order.
 """
 
 from __future__ import annotations

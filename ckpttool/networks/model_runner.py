@@ -596,6 +596,11 @@ def _describe(session: ModelSession, message: Message) -> Message:
     return {"modules": session.runner.describe(called)}
 
 
+def _outline(session: ModelSession, message: Message) -> Message:
+    file, whole = session.runner.outline(message["file"], message["form"])
+    return {"file": file, "whole": whole}
+
+
 def _load(session: ModelSession, message: Message) -> Message:
     try:
         session.runner.fill(message["file"], message["form"], message["optimizers"])
@@ -994,6 +999,7 @@ HANDLERS = {
     "build": _build,
     "describe": _describe,
     "save": lambda session, message: {"file": session.runner.save(message["file"], message["form"])},
+    "outline": _outline,
     "number": lambda session, _: {"done": session.runner.number()},
     "load": _load,
     "open": _open,
