@@ -189,6 +189,10 @@ class Exclusion(NamedTuple):
     hint: str | None = "leave it out"
 
 
+def _states_parts(texts: Sequence[str]) -> bool:
+    return any(PART_ORDER.fullmatch(text.rpartition("=")[2]) for text in texts)
+
+
 # Conditions depend on the options and on whether the target is an export; the first match is the error.
 # `verify` is rejected if it is false.
 EXCLUSIONS = (
@@ -221,16 +225,15 @@ EXCLUSIONS = (
         "applies only to --like",
         "use --allow-missing to write the target without the unmapped tensors",
     ),
-    *(
-        Exclusion(
-            lambda options, _, name=name: (
-                options.like is None
-                and any(PART_ORDER.fullmatch(text.rpartition("=")[2]) for text in getattr(options, name))
-            ),
-            (name,),
-            "PATTERN=parts:... applies only to --like",
-        )
-        for name in ("flatten", "unflatten")
+    Exclusion(
+        lambda options, _: options.like is None and _states_parts(options.flatten),
+        ("flatten",),
+        "PATTERN=parts:... applies only to --like",
+    ),
+    Exclusion(
+        lambda options, _: options.like is None and _states_parts(options.unflatten),
+        ("unflatten",),
+        "PATTERN=parts:... applies only to --like",
     ),
     Exclusion(lambda options, _: options.restore, ("strip",), "and --restore undo each other", None),
 )

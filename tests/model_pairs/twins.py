@@ -56,10 +56,6 @@ STATES = ("right", "assumed", "corrected", "followed", "refused", "WRONG ASSUMED
 # norm's and no affine map's or group norm's (these pairs do not compute the same), that a norm multiplies by
 # its weight and not by 1 + it.
 UNDECIDED = frozenset(("affine_gamma_beta_no_norm", "prelu_noshared_vs_ln", "rms_gemma_plus1"))
-# Parts that the two models join, or into which they divide a result, in other orders: where not both
-# computations say where each part comes from, the order is assumed, and the layer named.
-UNDECIDED |= {"ddpg_critic_action_first", "glu_conv_halves", "geglu_swapped_halves", "unet_upsampled_swapped"}
-UNDECIDED |= {"text_cnn_swapped", "wide_and_deep", "memory_policy_swapped"}
 _MOST_TRIES = 30
 _CANDIDATES = re.compile(
     r"could fill (?P<targets>.*?)(?:; choose|, and nothing) .*?match=\{(?P<sources>[^}]*)\}"
@@ -496,8 +492,10 @@ _USUAL_PAGE = """
 ### Architectures
 
 {pairs} whole networks with the shapes that they usually have, in six forms: agents, image models, language
-models, recommenders. Hints were not tried. `.keras` files of custom classes record no computation; beside
-the other recorded computations, outputs decide what names and shapes leave open.
+models, recommenders. Hints of refusals were not tried. `.keras` files of custom classes record no
+computation; beside the other recorded computations, outputs decide what names and shapes leave open.
+*Corrected* are joined parts and halves in another order, which the line that names the layer says how to
+state: `--flatten 'joint=parts:2,1'`.
 
 """
 _PUBLISHED_PAGE = """
@@ -557,9 +555,10 @@ def page() -> str:
     text += f"{_wrong_fillings(square)}.\n"
     text += _USUAL_PAGE.format(pairs=len(usual))
     rows: list[tuple[str, Sequence[str]]] = [(title, (form,)) for form, title in FORM_TITLES.items()]
-    rows += [("with a computation", RECORDING), ("all", FORMS[USUAL])]
-    text += _table(others, ("right", "assumed", "refused"), rows)
-    text += f"\nWrong with a sentence that names the layer: {_wrong_fillings(others)}.\n"
+    rows += [("whose files all record it", RECORDING[1:]), ("and `.keras`", RECORDING), ("all", FORMS[USUAL])]
+    text += _table(others, ("right", "assumed", "corrected", "refused"), rows)
+    if wrong := _wrong_fillings(others):
+        text += f"\nWrong with a sentence that names the layer: {wrong}.\n"
     return text + _published([cell for cell in every if cell not in cells])
 
 
