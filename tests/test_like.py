@@ -20,7 +20,7 @@ from ckpttool.commands.convert import ConversionResult
 from ckpttool.commands.convert import fill as fill_model
 from ckpttool.conversion import filling
 from ckpttool.core import CkpttoolError, Inline, MappingError, Tree, UsageError, sidecar
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats import open_checkpoint
 from ckpttool.libraries.optimizer_states import ConvertedOptimizers
 from ckpttool.mapping.solver import FillResult
 from ckpttool.networks import ModelSpec, model_child, model_runner, worker

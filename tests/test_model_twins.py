@@ -21,10 +21,11 @@ from ckpttool.core import (
     MappingError,
     Tree,
     UsageError,
+    WeightUse,
     attr,
     framework_order,
 )
-from ckpttool.core.activations import MIXED, CallPlace, FeaturePart, WeightUse, common_parts
+from ckpttool.core.activations import MIXED, CallPlace, FeaturePart, common_parts
 from ckpttool.mapping import BlockOrder, LayerCandidate, add_call_places, fill_model, find_layers, solve
 from ckpttool.mapping.feature_orders import AssumedParts, FeatureReordering, arrange_parts, stated_parts
 from ckpttool.mapping.layer_kinds import LayerFacts

@@ -117,7 +117,7 @@ class TargetModel:
         # Of the tensors in the description of the model.
         self._keys: Mapping[Path, str | int] = {}
         self.shapes, self.tensors = spec.shapes, dict[Path, Any]()
-        # The model's own numbers, before anything else is put into it; None until somebody needs them.
+        # The model's own numbers, before anything else is put into it; None until they are needed.
         self._own: Tree | None = None
         self._filled = False
 
@@ -281,7 +281,7 @@ class TargetModel:
 
 
 class _OwnNumbers(NamedTuple):
-    """A tensor of the model as it was built, which its process writes only if somebody reads it."""
+    """A tensor of the model as it was built, which its process writes only if it is read."""
 
     model: TargetModel
     path: Path

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from ckpttool.core import deferred
 from ckpttool.core.errors import UsageError, suggest_choice
 from ckpttool.core.text import compile_glob
-from ckpttool.mapping.feature_orders import format_part_order
 from ckpttool.mapping.kind_table import KINDS
 from ckpttool.mapping.layer_kinds import LayerFacts, LayerOption
 
@@ -55,6 +54,8 @@ def format_layer_options(options: Sequence[LayerOption]) -> tuple[list[str], lis
             unflatten.append(f"{choice_.pattern}={_format_order(facts.makes)}")
         for side, texts in (("takes", flatten), ("makes", unflatten)):
             if side in facts.part_orders:
+                from ckpttool.mapping.feature_orders import format_part_order
+
                 texts.append(f"{choice_.pattern}={format_part_order(facts.part_orders[side])}")
     return kinds, flatten, unflatten
 

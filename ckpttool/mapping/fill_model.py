@@ -1028,7 +1028,7 @@ class _FillBuilder:
                 arranged = _with_parts_in_order(arranged, parts, order, shapes)
         self.assumed_parts += arranged.assumed_parts
         for parts in arranged.assumed_parts:
-            if sorted(parts.orders[0]) != [*parts.orders[0]]:  # sizes tell the parts apart
+            if sorted(parts.orders[0]) != [*parts.orders[0]]:  # only this order has the sizes
                 rules = _with_parts_in_order(arranged, parts, parts.orders[0], shapes).rules
                 arranged = arranged._replace(rules=rules)
         return arranged

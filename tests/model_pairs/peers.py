@@ -421,7 +421,7 @@ _TWINS_PAGE = """
 ### Models written twice by hand
 
 Those of the {count} architectures (above) on which all tools of a direction were run, each once. The others
-receive the source only, and return an object of their own; ckpttool fills the user's model. Keras 3 was given
+receive the source only, and return a separate object; ckpttool fills the user's model. Keras 3 was given
 no code of custom classes, without which it reads no `.keras` file of them: most of its crashes.
 
 | to | tool | reads | right | assumed, corrected | refused, crash | wrong | of |

@@ -494,8 +494,8 @@ _USUAL_PAGE = """
 {pairs} whole networks with the shapes that they usually have, in six forms: agents, image models, language
 models, recommenders. Hints of refusals were not tried. `.keras` files of custom classes record no
 computation; beside the other recorded computations, outputs decide what names and shapes leave open.
-*Corrected* are joined parts and halves in another order, which the line that names the layer says how to
-state: `--flatten 'joint=parts:2,1'`.
+*Corrected* are joined parts and halves in another order: right with the option in the line that names the
+layer, such as `--flatten 'joint=parts:2,1'`.
 
 """
 _PUBLISHED_PAGE = """
