@@ -161,13 +161,13 @@ def _filled_rows(source_parts, model_parts, options=(), framework="torch"):
     leaf = Leaf("float32", (5, 4), Inline(values.tobytes()), "l/kernel", use=WeightUse(parts=source_parts))
     torch = framework == "torch"
     shape, name, cls = ((4, 5), "weight", "Linear") if torch else ((5, 4), "kernel", "Dense")
-    place = (attr("m"), attr(name))
-    own = Tree({place: Leaf("float32", shape, Inline(bytes(80)), f"m/{name}")})
-    part = fill_model.ModelModule(("m",), cls, {}, {name: place}, parts=model_parts)
+    weight_path = (attr("m"), attr(name))
+    own = Tree({weight_path: Leaf("float32", shape, Inline(bytes(80)), f"m/{name}")})
+    part = fill_model.ModelModule(("m",), cls, {}, {name: weight_path}, parts=model_parts)
     matching = fill_model.MatchOptions(parse_layer_options([], [*options]))
     source = fill_model.FillSource(Tree({path: leaf}), "tensorflow")
     done = fill_model.fill(source, fill_model.Skeleton(framework, own, [part]), matching)
-    rows = done.tree[place].array()
+    rows = done.tree[weight_path].array()
     return [int(row) for row in (rows[0] if torch else rows[:, 0])], done
 
 
