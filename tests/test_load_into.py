@@ -569,15 +569,28 @@ def trace(model: Any, file: Path, x: Any = None) -> Path:
     return file
 
 
-def test_outputs_decide_which_layer_of_the_same_shape_is_which(tmp_path: Path) -> None:
+@pytest.mark.parametrize("accept_order", [False, True])
+def test_outputs_decide_which_layer_of_the_same_shape_is_which(accept_order: bool, tmp_path: Path) -> None:
     # The order of creation and the names say the opposite of what the calls do.
     source, model = Gated(("n_u", "q", "p", "n_v")), Gated(("n_j", "r", "s", "n_i"))
-    done = ckpttool.load_into(model, trace(source, tmp_path / "gated.pt"), shapes=[(6,)], verify=False)
+    file = trace(source, tmp_path / "gated.pt")
+    done = ckpttool.load_into(model, file, shapes=[(6,)], verify=False, accept_order=accept_order)
     x = torch.randn(5, 6)
     assert torch.equal(model(x), source(x))
     by = {(match.source, match.target): match.by for match in done.matched}
     assert by.keys() == {("n_u", "n_j"), ("q", "r"), ("p", "s"), ("n_v", "n_i")}
     assert "outputs" in by.values()
+
+
+def test_the_shape_that_lets_outputs_decide_is_asked_for(tmp_path: Path) -> None:
+    source, model = Gated(("n_u", "q", "p", "n_v")), Gated(("n_j", "r", "s", "n_i"))
+    file = trace(source, tmp_path / "gated.pt")
+    with pytest.raises(MappingError) as caught:
+        ckpttool.load_into(model, file, verify=False)
+    assert "shapes=" in (caught.value.hint or "")
+    ckpttool.load_into(model, file, verify=False, shapes=[(6,)])
+    x = torch.randn(5, 6)
+    assert torch.equal(model(x), source(x))
 
 
 class Scaled(nn.Module):

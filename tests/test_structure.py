@@ -42,7 +42,7 @@ MOST = {
     "evaluation": (13_700, 133),
     "listing": (5_000, 41),
     "verification": (7_300, 66),
-    "conversion": (13_600, 82),
+    "conversion": (13_700, 83),
     "commands": (3_300, 23),
     "pages": (3_200, 38),
     "browser": (2_800, 33),

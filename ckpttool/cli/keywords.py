@@ -160,6 +160,8 @@ def _keyword(option: re.Match[str], known: Mapping[str, Any]) -> str | None:
     name, value = option["name"], option["value"] and option["value"].strip("'")
     if name == "like-args" and "like" in known:
         return f"like=ckpttool.networks.ModelSpec('MODULE:FACTORY', {value})"
+    if "shapes" in known and name == "input-shape":
+        return f"shapes=[({value.rstrip(',')},)]" if value else "shapes=[SHAPE]"
     if "facts" in known and name == "bounds" and value and " " in value:
         low, high = value.split()
         return f"facts=ckpttool.AgentFacts(action_low={low}, action_high={high})"

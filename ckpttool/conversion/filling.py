@@ -36,7 +36,7 @@ from ckpttool.core.dtypes import is_widening, numpy_code
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.kinds import LAYER_TYPES, list_kinds
 from ckpttool.core.sidecar import LedgerEntries, OmittedTensor, Sidecar
-from ckpttool.core.source import KeptSource, Shape, Span
+from ckpttool.core.source import Buffer, KeptSource, Shape, Span
 from ckpttool.core.text import compile_glob, describe_record, format_count, render_record
 from ckpttool.core.tree import Container, Leaf, Path, Role, Tree, ValueLeaf, attr, display
 from ckpttool.evaluation import evidence, restore
@@ -122,6 +122,9 @@ class TargetModel:
         # Of the tensors in the description of the model.
         self._keys: Mapping[Path, str | int] = {}
         self.shapes, self.tensors = spec.shapes, dict[Path, Any]()
+        # The model's own numbers, before anything else is put into it; None until they are needed.
+        self._own: Tree | None = None
+        self._filled = False
 
     def __enter__(self) -> TargetModel:
         self.process.__enter__()
@@ -149,7 +152,11 @@ class TargetModel:
             )
         shapes, guesses = ([*map(list, shapes)] for shapes in (self._spec.shapes, guessed))
         modules = self._ask.describe(shapes=shapes, guessed=guesses)["modules"]
-        tree = open_checkpoint(self._save("first")).tree
+        outline = self._ask.outline(file=os.path.join(self._folder.name, "first"), form=self._form)
+        tree = open_checkpoint(outline["file"]).tree
+        if not outline["whole"]:
+            own = {path: replace(leaf, source=_OwnNumbers(self, path)) for path, leaf in tree.tensors()}
+            tree = tree.with_leaves({**tree.leaves, **own})
         if self._form == "keras" and all("vars/" not in leaf.key for _, leaf in tree.tensors()):
             raise UnsupportedError(
                 "the model's Keras version is too old for .weights.h5 files",
@@ -180,13 +187,24 @@ class TargetModel:
         torch = self._build()["framework"] == "torch"
         return with_last_channels(self._spec.shapes or self.inputs(), torch=torch)
 
+    def own_numbers(self) -> Tree:
+        """Return the model as it was built; MappingError once it has other numbers."""
+        if self._own is None:
+            if self._filled:
+                raise MappingError("the model's own values were needed after it was filled")
+            self._own = open_checkpoint(self._save("own")).tree
+        return self._own
+
     @contextlib.contextmanager
     def running(self) -> Iterator[ModelHost]:
         """Yield what calls the model."""
+        self.own_numbers()  # a call may change them
         yield self.process
 
     def assign(self, filling: FillResult, _: Skeleton) -> Callable[[], None]:
         """Put the values of a filling into the model, which loads a file before it is compared."""
+        self.own_numbers()
+        self._filled = True
         folder, keys = self.process.folder, list[str | int]()
         for path, leaf in filling.tree.tensors():
             if path in self._keys and leaf.dtype != "string":
@@ -214,6 +232,7 @@ class TargetModel:
         Raise WorkerError if one of them does not load it, MappingError if values differ afterwards.
         """
         file, optimizers = self.staged(written), list(moved.documents)
+        self._filled = True
         self._ask.load(file=file, form=self._form, optimizers=optimizers)
         cut, parts, others = len(moved.prefix), dict[str | int, Path](), dict[Path, Leaf]()
         rows: list[tuple[str | int, str, int, int]] = []
@@ -263,6 +282,19 @@ class TargetModel:
                 path=abbreviate_list(lost, 3),
                 hint="--to keras" if self._form == "tf" else None,
             )
+
+
+class _OwnNumbers(NamedTuple):
+    """A tensor of the model as it was built, which its process writes only if it is read."""
+
+    model: TargetModel
+    path: Path
+
+    def read(self) -> Buffer:
+        """Return the bytes; MappingError once the model has other numbers."""
+        leaf = self.model.own_numbers()[self.path]
+        assert isinstance(leaf, Leaf)  # noqa: S101 - the same model has the same tensors
+        return leaf.read()
 
 
 def _key_places(tree: Tree) -> dict[str | int, Path]:
@@ -1209,10 +1241,15 @@ def plan_fill(
     skeleton = target.skeleton(inputs.guessed(), inputs.framework)
     spare: tuple[str, ...] = ()
     try:
-        filling = _fill_without(inputs, skeleton, matching, patterns)
-        if not filling.misfits:
-            source = TrialSource(checkpoint, inputs.framework, inputs.model_spec(like_source), part)
-            filling, spare = _decide_by_outputs(target, source, inputs, skeleton, matching, filling)
+        source = TrialSource(checkpoint, inputs.framework, inputs.model_spec(like_source), part)
+        # An accepted order decides only what outputs do not.
+        for chosen in dict.fromkeys((False, matching.accept_order)):
+            options = replace(matching, accept_order=chosen)
+            filling = _fill_without(inputs, skeleton, options, patterns)
+            if not filling.misfits:
+                filling, spare = _decide_by_outputs(target, source, inputs, skeleton, options, filling)
+            if not filling.unfilled:
+                break
     except CkpttoolError as error:
         raise error.located(file=error.file or checkpoint.path) from error.__cause__
     linked = set(skeleton.named()[1].values())
@@ -1254,7 +1291,11 @@ def _decide_by_outputs(
     trials = FillTrials(
         fill, lambda filling: target.assign(filling, skeleton), calls, target.running, target.shapes
     )
-    decided = decide_by_outputs(source, trials, first)
+    decided, missing = decide_by_outputs(source, trials, first)
+    if missing and filling.ambiguous:
+        filling = replace(
+            filling, ambiguous=tuple(replace(group, missing=missing) for group in filling.ambiguous)
+        )
     return (filling, ()) if decided is None else (decided, spare)
 
 

@@ -85,23 +85,29 @@ class TrialSource(NamedTuple):
     part: str | None = None
 
 
-def decide_by_outputs(source: TrialSource, trials: FillTrials, filling: FillResult) -> FillResult | None:
-    """Return the filling whose outputs are those that the source's computation gives.
+def decide_by_outputs(
+    source: TrialSource, trials: FillTrials, filling: FillResult
+) -> tuple[FillResult | None, str]:
+    """Return the filling whose outputs are those that the source's computation gives, else what is missing.
 
-    None if the checkpoint records no computation that can be evaluated and no code builds its model, if the
-    model cannot be called beside it, or if no choice or more than one gives its outputs.
+    There is none if the checkpoint records no computation that can be evaluated and no code builds its model,
+    if the model cannot be called beside it, or if no choice or more than one gives its outputs. What is
+    missing is the shape of the model's inputs, or "" if nothing is known that would help.
     """
+    missing = ""
     try:
         with ExitStack() as stack:
             running = stack.enter_context(_run_source(source))
             if running is None:
-                return None
+                return None, ""
             model = ModelSide("B", "", ModelSpec("the filled model", shapes=tuple(trials.shapes)))
             host = stack.enter_context(trials.running())
+            missing = "" if trials.shapes else "with --input-shape, outputs could decide"
             both = _BothModels(running, ModelClient(model, host))
-            return _Search(both, trials).run(filling)
+            missing = ""
+            return _Search(both, trials).run(filling), ""
     except CkpttoolError:
-        return None  # one of the models cannot be run: the choice stays open
+        return None, missing  # one of the models cannot be run: the choice stays open
 
 
 @contextmanager

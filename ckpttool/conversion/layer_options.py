@@ -1,6 +1,8 @@
 """Layer options of the command line: `--kind PATTERN=KIND`, `--flatten` and `--unflatten PATTERN=H,W,C`.
 
-For a vector beside an image, parts are joined by `+`: `--flatten 'dense=7,7,64+5'`.
+For a vector beside an image, parts are joined by `+`: `--flatten 'dense=7,7,64+5'`. `--flatten
+'fc=parts:2,1'` states that the source's layer takes first the second of the parts that the model joins; with
+`--unflatten`, that it makes them in this order.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 _SHAPE = deferred.compile(r"[1-9]\d{0,8}(?:,[1-9]\d{0,8})+", re.ASCII)
 _PARTS = deferred.compile(r"[1-9]\d{0,8}(?:[,+][1-9]\d{0,8})*", re.ASCII)
 _KIND = deferred.compile(r"(?P<name>\w+)(?::(?P<number>\d{1,9}))?", re.ASCII)
+PART_ORDER = deferred.compile(r"parts:(?P<numbers>[1-9](?:,[1-9])+)", re.ASCII)
 _NO = "no"
+_SIDES = {"--flatten": "takes", "--unflatten": "makes"}
 
 
 def parse_layer_options(
@@ -48,6 +52,11 @@ def format_layer_options(options: Sequence[LayerOption]) -> tuple[list[str], lis
             flatten.append(f"{choice_.pattern}={_format_order(facts.takes)}")
         elif facts.makes is not None:
             unflatten.append(f"{choice_.pattern}={_format_order(facts.makes)}")
+        for side, texts in (("takes", flatten), ("makes", unflatten)):
+            if side in facts.part_orders:
+                from ckpttool.mapping.feature_orders import format_part_order
+
+                texts.append(f"{choice_.pattern}={format_part_order(facts.part_orders[side])}")
     return kinds, flatten, unflatten
 
 
@@ -85,7 +94,10 @@ def _parse_kinds(lines: Sequence[str]) -> Iterator[LayerOption]:
 def _parse_shapes(lines: Sequence[str], option: str) -> Iterator[LayerOption]:
     for text in lines:
         pattern, order = _split_option(text, option, "PATTERN=H,W,C")
-        if option == "--unflatten":
+        if (parts := PART_ORDER.fullmatch(order)) is not None:
+            numbers = tuple(int(number) - 1 for number in parts["numbers"].split(","))
+            facts = LayerFacts(part_orders={_SIDES[option]: numbers})
+        elif option == "--unflatten":
             from ckpttool.core.activations import NO_IMAGE
 
             facts = LayerFacts(makes=NO_IMAGE if order == _NO else _parse_order(order, option))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, TypedDict
 
-from ckpttool.conversion.layer_options import format_layer_options, parse_layer_options
+from ckpttool.conversion.layer_options import PART_ORDER, format_layer_options, parse_layer_options
 from ckpttool.conversion.optimizer_options import (
     NO_OPTIMIZER_OPTIONS,
     OptimizerOptions,
@@ -79,7 +79,9 @@ class MappingOptions(TargetOptions):
         kinds (PATTERN=KIND, --kind): Kind of an ambiguous layer: 'attn=attention:8' (heads).
         flatten (PATTERN=H,W,C): Image that a layer receives flattened: 'actor/l1=7,7,64'.
             `PATTERN=no`: no image, or one with equal order in both models.
+            `PATTERN=parts:2,1`: for --like: it takes the model's joined parts in this order.
         unflatten (PATTERN=H,W,C): Image that a dense output is reshaped to: 'fc=7,7,64'.
+            `PATTERN=parts:2,1`: for --like: it makes the model's parts in this order.
         from_ (FRAMEWORK, --from): Orientation of SRC's matrices: torch or tf.
             It is used where no name or shape shows the orientation.
         optimizer (NAME/SETTING=VALUE): Hyperparameter that SRC lacks; 'none' leaves out optimizers.
@@ -233,6 +235,10 @@ class FurtherFillKeywords(TypedDict, total=False):
     sync: bool
 
 
+def _states_parts(texts: Sequence[str]) -> bool:
+    return any(PART_ORDER.fullmatch(text.rpartition("=")[2]) for text in texts)
+
+
 def _names(record: type) -> set[str]:
     return {field.name for field in fields(record)}
 
@@ -266,6 +272,9 @@ def require_compatible(options: ConversionOptions, *, exported: bool) -> None:
         names = (*options.facts.known,) if option.name == "facts" else (option.name,)
         spelling = _SPELLINGS.get(names[0], names[0].strip("_").replace("_", "-"))
         raise UsageError(f"--{spelling} {reason}", hint=hint)
+    if options.like is None and (_states_parts(options.flatten) or _states_parts(options.unflatten)):
+        option = "flatten" if _states_parts(options.flatten) else "unflatten"
+        raise UsageError(f"--{option} PATTERN=parts:... applies only to --like", hint="leave it out")
     if options.strip and options.restore:
         raise UsageError("--strip and --restore undo each other")
 

@@ -43,6 +43,8 @@ class AxisOrder(NamedTuple):
     @property
     def blocks(self) -> Optional[Tuple[Tuple[int, ...], ...]]:  # noqa: UP006, UP045
         """Return the canonical positions part by part, or None unless each part is contiguous."""
+        if len(self.parts) == 1 and len(self.positions) == self.parts[0][0] * self.parts[0][1]:
+            return (self.positions,)  # all of it
         start, blocks = 0, []
         for places, channels in self.parts:
             mine = self.positions[start : start + places * channels]
@@ -159,8 +161,8 @@ class ActivationTracker:
         self.numpy = numpy
         self._count = 0
         self._images = 0
-        self._by_output = [numpy.full(1024, -1, "int64") for _ in range(2)]
-        self._used = [numpy.full(1024, -1, "int64") for _ in range(2)]
+        self._by_output = [numpy.full(0, -1, "int64") for _ in range(2)]
+        self._used = [numpy.full(0, -1, "int64") for _ in range(2)]
         self._links = []  # type: List[Tuple[Any, Any]]
         self._weak = []  # type: List[Tuple[Any, int]]
         self._starts = []  # type: List[int]
@@ -175,9 +177,6 @@ class ActivationTracker:
         self._starts.append(start)
         if self._count > MOST_ENTRIES:
             raise TrackingLimitError
-        while len(self._by_output[0]) < self._count:
-            for pair in (self._by_output, self._used):
-                pair[:] = [self.numpy.concatenate((array, self.numpy.full_like(array, -1))) for array in pair]
         return self.numpy.arange(start, self._count).reshape(tuple(shape))
 
     def image(self, shape: Sequence[int], channel: int) -> Any:
@@ -239,8 +238,18 @@ class ActivationTracker:
         """Return the placeholder for entries that cannot be followed."""
         return like * 0 + _UNTRACKED
 
+    def _know_all(self) -> None:
+        """Have a row of facts for each entry, with a power of two of rows: most calls have no images."""
+        short = self._count - len(self._by_output[0])
+        if short > 0:
+            short = (1 << self._count.bit_length()) - len(self._by_output[0])
+            empty = self.numpy.full(short, -1, "int64")
+            for pair in (self._by_output, self._used):
+                pair[:] = [self.numpy.concatenate((array, empty)) for array in pair]
+
     def _label(self, pair: List[Any], entries: Any, channel: int) -> None:  # noqa: UP006
         np = self.numpy
+        self._know_all()
         moved = np.moveaxis(entries, channel, -1)
         moved = moved.reshape(len(moved), -1)
         label = np.arange(self._images, self._images + len(moved))[:, None] + np.zeros_like(moved)
@@ -257,7 +266,9 @@ class ActivationTracker:
     def finish(self) -> None:
         """Propagate facts about entries to the entries that are joined with them."""
         np = self.numpy
-        for _ in range(4):
+        if self._images or self._weak:
+            self._know_all()
+        for _ in range(4 if self._images else 0):
             for one, other in self._links:
                 for a, b in ((one.ravel(), other.ravel()), (other.ravel(), one.ravel())):
                     both = (a >= 0) & (b >= 0)
@@ -278,6 +289,9 @@ class ActivationTracker:
         np = self.numpy
         if not len(entries) or (entries < 0).any():
             return None
+        if not self._images:
+            return plain_order(len(entries))
+        self._know_all()
         image_pair, plain_pair = (
             [array[entries] for array in pair] for pair in (self._by_output, self._used)
         )

@@ -19,7 +19,7 @@ from ckpttool.core.activations import (
     plain_order,
 )
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import MappingError, abbreviate_list
+from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
 from ckpttool.core.kinds import LAYER_TYPES
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Tree
@@ -68,6 +68,21 @@ class AssumedParts(NamedTuple):
 _MOST_PARTS = 4
 
 
+def format_part_order(order: Sequence[int]) -> str:
+    """Return the value of --flatten or --unflatten that states this order of the model's parts."""
+    return f"parts:{','.join(str(part + 1) for part in order)}"
+
+
+def _describe_choice(title: str, option: str, orders: Sequence[Sequence[int]]) -> str:
+    """Return the option that states another order of parts than the first one, "" if there is none."""
+    if len(orders) < 2:
+        return ""
+    return (
+        f" (if the source has the model's parts in another order: {option} "
+        f"'{title}={format_part_order(orders[1])}')"
+    )
+
+
 def _possible_orders(sizes: Sequence[int], stated: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Return the orders of parts of these sizes that give the source's sizes, where these are known."""
     if len(sizes) > _MOST_PARTS or 0 in sizes:
@@ -75,6 +90,27 @@ def _possible_orders(sizes: Sequence[int], stated: Sequence[int]) -> tuple[tuple
     known = list(stated) if sorted(stated) == sorted(sizes) else None
     orders = permutations(range(len(sizes)))
     return tuple(order for order in orders if known is None or [sizes[part] for part in order] == known)
+
+
+def stated_parts(
+    layer: Layer, parts: Sequence[AssumedParts]
+) -> Iterator[tuple[AssumedParts, tuple[int, ...]]]:
+    """Yield the orders that the user states for a layer, each with the parts among these whose order is open.
+
+    Raise UsageError for an order that the parts cannot have, or where no order is open.
+    """
+    for side, order in layer.facts.part_orders.items():
+        mine = next((part for part in parts if part.side == side), None)
+        if mine is None or order not in mine.orders:
+            able = "" if mine is None else abbreviate_list([*map(format_part_order, mine.orders)], 6)
+            raise UsageError(
+                f"{layer.title} {side} no parts that could be in this order",
+                path=layer.title,
+                expected=able or "no statement: this conversion leaves no order of its parts open",
+                found=format_part_order(order),
+                hint="leave out this order" if mine is None else "state the order as one of those",
+            )
+        yield mine, order
 
 
 def plan_reordering(
@@ -168,16 +204,20 @@ def arrange_parts(
         elif not same or source != facts.parts:
             sizes = [f"{part.size:,}" for part in facts.parts or source if part.size]
             many = f" of {abbreviate_list(sizes, _MOST_PARTS)} numbers" if len(sizes) > 1 else ""
-            assumed.append(f"{layer.title} takes joined parts{many}, in the same order in both models")
             own, other = ([part.size for part in side] for side in (facts.parts or source, source))
             orders = _possible_orders(own, other) if divided and sum(own) == kernel[-2] else ()
+            by_size = facts.parts and len(orders) == 1
+            paired = "paired by their sizes" if by_size else "in the same order in both models"
+            assumed.append(f"{layer.title} takes joined parts{many}, {paired}")
             if orders:
+                assumed[-1] += _describe_choice(layer.title, "--flatten", orders)
                 parts.append(AssumedParts(assumed[-1], layer.title, "takes", tuple(own), orders))
     if facts.cut:
         assumed.append(f"{layer.title} makes numbers that the models use in parts, in the same order")
         if divided and kernel[-1] % 2 == 0:
-            halves = (kernel[-1] // 2,) * 2
-            parts.append(AssumedParts(assumed[-1], layer.title, "makes", halves, ((0, 1), (1, 0))))
+            halves, orders = (kernel[-1] // 2,) * 2, ((0, 1), (1, 0))
+            assumed[-1] += _describe_choice(layer.title, "--unflatten", orders)
+            parts.append(AssumedParts(assumed[-1], layer.title, "makes", halves, orders))
     return reordering._replace(
         rules=rules, assumed=(*reordering.assumed, *assumed), assumed_parts=tuple(parts)
     )

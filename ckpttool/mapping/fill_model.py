@@ -974,6 +974,8 @@ class _FillBuilder:
         knowledge is needed.
         """
         if not self._foreign:
+            for layer in self._layers:
+                list(feature_orders.stated_parts(layer, ()))
             return list(pairs)
         own: dict[str, str] = {}
         for pair in (pair for pair in pairs if pair.source < len(self._layers)):
@@ -1015,13 +1017,20 @@ class _FillBuilder:
         arranged = feature_orders.arrange_parts(
             layer, kind, reordering, facts_of_parts, target.facts, shapes["kernel"]
         )
-        for parts, order in self._part_orders:
-            if parts in arranged.assumed_parts:
+        stated = list(feature_orders.stated_parts(layer, arranged.assumed_parts))
+        decided = [row for row in self._part_orders if row[0] in arranged.assumed_parts]
+        for by, rows in (("as stated", stated), ("by outputs", decided)):
+            for parts, order in rows:
                 numbers = ", ".join(str(part + 1) for part in order)
-                what = f"{layer.title} {parts.side} the model's parts {numbers} in this order"
-                self.notes.append(f"by outputs: {what}")
+                self.notes.append(
+                    f"{by}: {layer.title} {parts.side} the model's parts {numbers} in this order"
+                )
                 arranged = _with_parts_in_order(arranged, parts, order, shapes)
         self.assumed_parts += arranged.assumed_parts
+        for parts in arranged.assumed_parts:
+            if sorted(parts.orders[0]) != [*parts.orders[0]]:  # only this order has the sizes
+                rules = _with_parts_in_order(arranged, parts, parts.orders[0], shapes).rules
+                arranged = arranged._replace(rules=rules)
         return arranged
 
     def _calls_of_partners(self, pairs: Sequence[LayerPair]) -> Iterator[tuple[int, int]]:

@@ -80,7 +80,8 @@ class LayerFacts(NamedTuple):
     of the image that a dense layer receives flattened; () means that there is none. `target_shapes` are the
     target's own shapes by stored name. `takes` and `makes` are the orders of its input and output
     features, UNKNOWN if they could not be followed, None without evidence. `parts` are those of its input's
-    features; `cut` means that the target uses its output in parts.
+    features; `cut` means that the target uses its output in parts. `part_orders` are the orders that the user
+    states: by side, the numbers of the target's parts in the source's order.
     """
 
     number: int | None = None
@@ -90,6 +91,7 @@ class LayerFacts(NamedTuple):
     makes: AxisOrder | None = None
     parts: Parts = ()
     cut: bool = False
+    part_orders: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
 
 NO_FACTS = LayerFacts()

@@ -731,6 +731,7 @@ def _apply_options(
                 number=facts.number if choice.facts.number is None else choice.facts.number,
                 flatten=facts.flatten if choice.facts.flatten is None else choice.facts.flatten,
                 target_shapes=choice.facts.target_shapes or facts.target_shapes,
+                part_orders={**facts.part_orders, **choice.facts.part_orders},
                 takes=takes or facts.takes,
                 makes=makes or facts.makes,
             )

@@ -1337,13 +1337,15 @@ class LayerMatch:
 class Ambiguity:
     """Layers of both sides that fit each other, without evidence for the pairs.
 
-    `ordered` is the kind of order shared by both sides; `differ` as in AmbiguousGroup.
+    `ordered` is the kind of order shared by both sides; `differ` as in AmbiguousGroup. `missing` is what
+    would let outputs decide, if that is known.
     """
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     ordered: Ordered | None = None
     differ: bool = False
+    missing: str = ""
 
     def document(self) -> dict[str, list[str]]:
         """Return the JSON object."""
@@ -1361,9 +1363,10 @@ class Ambiguity:
                 "the same"
             )
         accepted = f"; use --accept-order only if {_HOLDS[self.ordered]}" if self.ordered else ""
+        first = f"{self.missing}; else " if self.missing else ""
         return (
-            f"ambiguous: {sources} could fill {targets}; choose with {pairs} (each TARGET is one of these), "
-            f"or pair the modules that contain them{accepted}"
+            f"ambiguous: {sources} could fill {targets}; {first}choose with {pairs} (each TARGET is one of "
+            f"these), or pair the modules that contain them{accepted}"
         )
 
 

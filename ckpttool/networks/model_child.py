@@ -478,6 +478,10 @@ class ModelRunner:
         """Write the model in one of `forms` to a file without a suffix; return the path to read."""
         raise NotImplementedError
 
+    def outline(self, file: str, form: str) -> tuple[str, bool]:
+        """Write what `save` does, perhaps without numbers; return the path, and whether they are there."""
+        return self.save(file, form), True
+
     def fill(self, file: str, form: str, optimizers: list[dict[str, Any]]) -> None:
         """Load such a path strictly, and the optimizers in it, which are created as a program would.
 
@@ -727,6 +731,12 @@ class TorchRunner(ModelRunner):
         with self._torch.no_grad():
             for key, array in values.items():
                 stored[key].copy_(self._torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)))
+
+    def outline(self, file: str, form: str) -> tuple[str, bool]:
+        """Write the state_dict without its numbers, since torch 2.6."""
+        skip = getattr(self._torch.serialization, "skip_data", contextlib.nullcontext)
+        with skip():
+            return self.save(file, form), skip is contextlib.nullcontext
 
     def save(self, file: str, form: str) -> str:
         """Write the state_dict, since torch 2.6 without checksums, which take longer than the rest."""

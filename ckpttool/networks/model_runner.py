@@ -75,6 +75,7 @@ if TYPE_CHECKING:  # typing.TypedDict is younger than Python 3.7
     )
     Limits = list[int | None]
     Prepared = TypedDict("Prepared", {"dtypes": Names, "below": Limits, "notes": Names, "size": int})
+    Outline = TypedDict("Outline", {"file": str, "whole": bool})
     Operations = TypedDict(
         "Operations",
         {
@@ -684,6 +685,11 @@ def _describe(session: ModelSession, shapes: list[list[int]], guessed: list[list
     return {"modules": session.runner.describe(called)}
 
 
+def _outline(session: ModelSession, file: str, form: str) -> Outline:
+    path, whole = session.runner.outline(file, form)
+    return {"file": path, "whole": whole}
+
+
 def _load(session: ModelSession, file: str, form: str, optimizers: list[dict[str, Any]]) -> Message:
     try:
         session.runner.fill(file, form, optimizers)
@@ -1099,6 +1105,7 @@ class ModelRequests(ModelSession):
 
     build = _build
     describe = _describe
+    outline = _outline
     load = _load
     open = _open
     prepare = _prepare

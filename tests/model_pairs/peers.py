@@ -420,11 +420,11 @@ includes crashes.
 _TWINS_PAGE = """
 ### Models written twice by hand
 
-The {count} architectures (above), each once. The others receive the source only, and return an object of
-their own; ckpttool fills the user's model. Not all ran on all (last column). Keras 3 was given no code of
-custom classes, without which it reads no `.keras` file of them: most of its crashes.
+Those of the {count} architectures (above) on which all tools of a direction were run, each once. The others
+receive the source only, and return a separate object; ckpttool fills the user's model. Keras 3 was given
+no code of custom classes, without which it reads no `.keras` file of them: most of its crashes.
 
-| to | tool | reads | right | assumed | refused, crash | wrong | of |
+| to | tool | reads | right | assumed, corrected | refused, crash | wrong | of |
 |---|---|---|---:|---:|---:|---:|---:|
 """
 # What precedes the names of these models in the record.
@@ -490,19 +490,28 @@ def _of_twins() -> str:
     text = _TWINS_PAGE.format(count=len(names))
     for target, title in (("torch", "PyTorch"), ("keras", "Keras")):
         rows = []
+        ran: dict[str, set[str]] = {}
+        for outcome in outcomes:
+            if outcome.target == target:
+                ran.setdefault(outcome.tool, set()).add(outcome.program.removeprefix(TWINS))
+        common = set(names).intersection(*ran.values())
         for form in ("keras", "saved_model") if target == "torch" else ("pt", "script", "onnx"):
-            cells = [record for record in twins.recorded() if record.pair in names and record.source == form]
+            cells = [record for record in twins.recorded() if record.pair in common and record.source == form]
             rows.append(("ckpttool", twins.FORM_TITLES[form], [cell.state for cell in cells]))
         for key, tool in TOOLS[target].items():
-            mine = [outcome.state for outcome in outcomes if (outcome.target, outcome.tool) == (target, key)]
+            mine = [
+                outcome.state
+                for outcome in outcomes
+                if (outcome.target, outcome.tool) == (target, key)
+                and outcome.program.removeprefix(TWINS) in common
+            ]
             rows += [(tool.title, tool.source, mine)] if mine else []
         for tool_title, source, states in rows:
             counts = Counter(states)
             refused = counts["refused"] + counts["crash"] + counts["unable"]
             wrong = counts["WRONG"] + counts["WRONG ASSUMED"]
-            text += (
-                f"| {title} | {tool_title} | {source} | {counts['right']} | {counts['assumed']} | {refused} "
-            )
+            assumed = counts["assumed"] + counts["corrected"]
+            text += f"| {title} | {tool_title} | {source} | {counts['right']} | {assumed} | {refused} "
             text += f"| {wrong} | {len(states)} |\n"
     return text
 

@@ -56,10 +56,6 @@ STATES = ("right", "assumed", "corrected", "followed", "refused", "WRONG ASSUMED
 # norm's and no affine map's or group norm's (these pairs do not compute the same), that a norm multiplies by
 # its weight and not by 1 + it.
 UNDECIDED = frozenset(("affine_gamma_beta_no_norm", "prelu_noshared_vs_ln", "rms_gemma_plus1"))
-# Parts that the two models join, or into which they divide a result, in other orders: where not both
-# computations say where each part comes from, the order is assumed, and the layer named.
-UNDECIDED |= {"ddpg_critic_action_first", "glu_conv_halves", "geglu_swapped_halves", "unet_upsampled_swapped"}
-UNDECIDED |= {"text_cnn_swapped", "wide_and_deep", "memory_policy_swapped"}
 _MOST_TRIES = 30
 _CANDIDATES = re.compile(
     r"could fill (?P<targets>.*?)(?:; choose|, and nothing) .*?match=\{(?P<sources>[^}]*)\}"
@@ -390,13 +386,32 @@ class _Tries:
             if not title.endswith(" more")
         ]
         names = [title for key in joined for title in joined[key] if key == "kinds"]
-        # Some or all of the layers may be the other way round, or none.
+        # Some or all of the layers may be the other way round, or none; parts may be in each order.
         for some in ([], names, *([name] for name in names)) if names else ([],):
             kinds = {title: form for title, form in joined.get("kinds", {}).items() if title in some}
-            cell = self._filled({**joined, "kinds": kinds} if names else joined, epsilons)
-            if cell.state in ("right", "assumed"):
-                return True
+            for stated in _part_orders({**joined, "kinds": kinds} if names else joined):
+                if self.left > 0 and self._filled(stated, epsilons).state in ("right", "assumed"):
+                    return True
         return False
+
+
+def _part_orders(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the options with each order of the parts that one of them states, as stated first."""
+    places = [
+        (key, title, value.removeprefix("parts:").split(","))
+        for key in ("flatten", "unflatten")
+        for title, value in options.get(key, {}).items()
+        if value.startswith("parts:")
+    ]
+    orders = (
+        sorted(itertools.permutations(numbers), key=lambda order, first=numbers: [*order] != first)
+        for _, _, numbers in places
+    )
+    for chosen in itertools.product(*orders):
+        stated = {key: {**value} if isinstance(value, dict) else value for key, value in options.items()}
+        for (key, title, _), order in zip(places, chosen, strict=True):
+            stated[key][title] = f"parts:{','.join(order)}"
+        yield stated
 
 
 def _in_python(text: str) -> str:
@@ -477,8 +492,10 @@ _USUAL_PAGE = """
 ### Architectures
 
 {pairs} whole networks with the shapes that they usually have, in six forms: agents, image models, language
-models, recommenders. Hints were not tried. `.keras` files of custom classes record no computation; beside
-the other recorded computations, outputs decide what names and shapes leave open.
+models, recommenders. Hints of refusals were not tried. `.keras` files of custom classes record no
+computation; beside the other recorded computations, outputs decide what names and shapes leave open.
+*Corrected* are joined parts and halves in another order: right with the option in the line that names the
+layer, such as `--flatten 'joint=parts:2,1'`.
 
 """
 _PUBLISHED_PAGE = """
@@ -538,9 +555,10 @@ def page() -> str:
     text += f"{_wrong_fillings(square)}.\n"
     text += _USUAL_PAGE.format(pairs=len(usual))
     rows: list[tuple[str, Sequence[str]]] = [(title, (form,)) for form, title in FORM_TITLES.items()]
-    rows += [("with a computation", RECORDING), ("all", FORMS[USUAL])]
-    text += _table(others, ("right", "assumed", "refused"), rows)
-    text += f"\nWrong with a sentence that names the layer: {_wrong_fillings(others)}.\n"
+    rows += [("whose files all record it", RECORDING[1:]), ("and `.keras`", RECORDING), ("all", FORMS[USUAL])]
+    text += _table(others, ("right", "assumed", "corrected", "refused"), rows)
+    if wrong := _wrong_fillings(others):
+        text += f"\nWrong with a sentence that names the layer: {wrong}.\n"
     return text + _published([cell for cell in every if cell not in cells])
 
 
