@@ -273,8 +273,8 @@ def require_compatible(options: ConversionOptions, *, exported: bool) -> None:
         spelling = _SPELLINGS.get(names[0], names[0].strip("_").replace("_", "-"))
         raise UsageError(f"--{spelling} {reason}", hint=hint)
     if options.like is None and (_states_parts(options.flatten) or _states_parts(options.unflatten)):
-        option = "flatten" if _states_parts(options.flatten) else "unflatten"
-        raise UsageError(f"--{option} PATTERN=parts:... applies only to --like", hint="leave it out")
+        name = "flatten" if _states_parts(options.flatten) else "unflatten"
+        raise UsageError(f"--{name} PATTERN=parts:... applies only to --like", hint="leave it out")
     if options.strip and options.restore:
         raise UsageError("--strip and --restore undo each other")
 
