@@ -596,3 +596,14 @@ def test_between_layers_a_normaliser_is_a_cause() -> None:
     assert causes.between_cause((x, x + np.sin(x)), 1e-6) is None
     # Computations between layers are not searched.
     assert causes.between_cause((x - x.mean(1, keepdims=True), x - x.mean(2, keepdims=True)), 1e-6) is None
+
+
+@pytest.mark.parametrize(
+    ("offset", "modulo", "named"),
+    [(1, 99, "plus 1:"), (-2, 99, "plus -2:"), (1, 10, "plus 1, modulo 10"), (-3, 10, "plus -3, modulo 10")],
+)
+def test_indices_of_another_table_are_named_by_the_step_of_most(offset: int, modulo: int, named: str) -> None:
+    a = np.arange(4, 10) if modulo == 99 else np.arange(10)
+    cause = causes.integer_cause(a, (a + offset) % modulo)
+    assert cause is not None
+    assert named in cause.text
