@@ -256,21 +256,15 @@ def _parse_statistics(source: str | Mapping[str, Any]) -> dict[str, Any]:
     if clip is not None and not 0 < float(clip) <= _MAX_FLOAT32:
         raise UsageError("the clip limit of normalised observations must be a positive number", file=file)
     parts = {"parts": dict(statistics["parts"])} if statistics.get("parts") else {}
-    return {
-        "mean": mean.tolist(),
-        "var": var.tolist(),
-        "epsilon": epsilon,
-        "clip": clip and float(clip),
-        **parts,
-    }
+    limit = clip and float(clip)
+    return {"mean": mean.tolist(), "var": var.tolist(), "epsilon": epsilon, "clip": limit, **parts}
 
 
 def _read_numbers(statistics: Mapping[str, Any], name: str, file: str | None) -> Any:
     """Return an entry of statistics in float64, None without one; raise UsageError for anything else."""
+    value = _as_array(statistics.get(name))
     try:
-        numbers = (
-            None if statistics.get(name) is None else np.asarray(_as_array(statistics[name]), np.float64)
-        )
+        numbers = None if value is None else np.asarray(value, np.float64)
     except (TypeError, ValueError, OverflowError):
         raise UsageError("observation statistics must be numbers", file=file, path=name) from None
     if numbers is not None and numbers.ndim and name in ("epsilon", "clip"):
