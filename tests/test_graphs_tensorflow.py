@@ -11,8 +11,7 @@ import ckpttool
 from ckpttool.core import CkpttoolError, Tree, UnsupportedError, framework_order, plain_order
 from ckpttool.core.activations import UNKNOWN
 from ckpttool.formats.tf_functions import FunctionNode, GraphFunction
-from ckpttool.graphs import evaluate, read_graph, tensorflow
-from ckpttool.graphs.graph import Value
+from ckpttool.graphs import Value, evaluate, read_graph, tensorflow
 from ckpttool.libraries.activation_orders import read_orders
 from tests import graph_models
 from tests.tensorflow_child import require, run, run_each
