@@ -85,6 +85,14 @@ def test_one_file(files: Path, name: str, options: str, golden: Golden) -> None:
     golden(run(files, name, *options.split()))
 
 
+def test_a_file_with_brackets_in_its_name_is_no_pattern(files: Path, tmp_path: Path) -> None:
+    shutil.copy(files / "nan.pt", tmp_path / "run[1].pt")
+    shutil.copy(files / "good.pt", tmp_path / "run1.pt")
+    assert run(tmp_path, "run[1].pt").status == 1
+    (tmp_path / "run[1].pt").unlink()
+    assert run(tmp_path, "run[1].pt").status == 0
+
+
 def test_one_path_is_not_taken_for_its_letters() -> None:
     assert check(str(TORCH_SAMPLE)).checkpoints == check([str(TORCH_SAMPLE)]).checkpoints
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
+from ckpttool.listing.folder import list_checkpoints
 from ckpttool.listing.paths import choose_checkpoint, expand_paths
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 
@@ -265,3 +266,11 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert choose_checkpoint(str(tmp_path)).candidates == ()
     torch_file(tmp_path / "below" / "agent.pt")
     assert choose_checkpoint(str(tmp_path)).path == str(tmp_path / "below" / "agent.pt")
+
+
+@pytest.mark.parametrize("names", [("index",), ("data-00000-of-00001",), ("index", "data-00000-of-00001")])
+def test_a_checkpoint_without_one_of_its_files_is_incomplete(names: tuple[str, ...], tmp_path: Path) -> None:
+    for name in names:
+        shutil.copy(f"{TF_SAMPLE}.{name}", tmp_path)
+    (row,) = list_checkpoints(str(tmp_path))
+    assert row.complete == (len(names) == 2)

@@ -382,7 +382,9 @@ def test_a_signature_of_two_graphs_and_all_tags(tmp_path: Path) -> None:
 
 def test_assets_of_version_1_are_in_a_collection(tmp_path: Path) -> None:
     listed = field(1, field(1, "type.googleapis.com/x") + field(2, field(2, "vocabulary")))
-    pb = version1(entry(4, "saved_model_assets", field(5, listed)))
+    # Of a oneof, the last field counts alone.
+    earlier = field(1, field(1, "type.googleapis.com/x") + field(2, field(2, "earlier")))
+    pb = version1(entry(4, "saved_model_assets", field(2, earlier) + field(5, listed)))
     checkpoint = tf_saved_model.read(make(tmp_path, pb, {"w": floats(1, 3)}, None))
     assert checkpoint.details["assets"] == ["vocabulary"]
 

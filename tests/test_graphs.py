@@ -113,6 +113,18 @@ def assert_same_numbers(
         np.testing.assert_array_equal(actual, expected)
 
 
+def test_keys_behind_a_short_mask_are_hidden(tmp_path: Path) -> None:
+    """Attention of version 23: what the mask does not reach is masked, as if those keys were absent."""
+    for mask in (f(4, 3), RANDOM.random((4, 3)) < 0.8):
+        inputs = {"q": f(1, 2, 4, 6), "k": f(1, 2, 5, 6), "v": f(1, 2, 5, 6)}
+        node = onnx.helper.make_node("Attention", ["q", "k", "v", "mask"], ["y"])
+        results = []
+        for arrays in (inputs, {**inputs, "k": inputs["k"][:, :, :3], "v": inputs["v"][:, :, :3]}):
+            graph = load(make_model([node], arrays, {"mask": mask}, opset=23), tmp_path / "m.onnx")
+            results.append(evaluate(graph, arrays)["y"])
+        assert_same_numbers(*results)
+
+
 # ONNX's own tests of every operator.
 
 

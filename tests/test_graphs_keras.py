@@ -387,6 +387,15 @@ def test_what_is_not_understood_is_listed_and_refused_by_its_class(wrong: dict[s
     assert error.value.found == opaque.op
 
 
+@pytest.mark.parametrize(("outer", "setting"), [("Activation", "activation"), ("TimeDistributed", "layer")])
+def test_an_unknown_setting_of_an_inner_layer_is_not_ignored(outer: str, setting: str) -> None:
+    for more in ({}, {"new_setting": 3}):
+        inner = {setting: layer("ReLU", "relu", [], **more)}
+        graph = listing(layer("RepeatVector", "r", X, n=3), layer(outer, "y", [[["r", 0, 0, {}]]], **inner))
+        opaque = [node.op for node in graph.nodes if not is_known(node.op)]
+        assert opaque == ([outer] if more else [])
+
+
 @pytest.mark.parametrize(
     ("wrong", "missing"),
     [

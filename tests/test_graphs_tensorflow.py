@@ -11,7 +11,7 @@ import ckpttool
 from ckpttool.core import CkpttoolError, Tree, UnsupportedError, framework_order, plain_order
 from ckpttool.core.activations import UNKNOWN
 from ckpttool.formats.tf_functions import FunctionNode, GraphFunction
-from ckpttool.graphs import evaluate, read_graph, tensorflow
+from ckpttool.graphs import Value, evaluate, read_graph, tensorflow
 from ckpttool.libraries.activation_orders import read_orders
 from tests import graph_models
 from tests.tensorflow_child import require, run, run_each
@@ -146,3 +146,21 @@ def test_operations_with_unexpected_inputs_are_opaque_or_refused() -> None:
                 except CkpttoolError:
                     continue
                 assert len(results) == 1
+
+
+@pytest.mark.parametrize(("before", "after"), [((0, 0), (0, 0)), ((1, 2), (0, 0)), ((2, 0), (2, 4))])
+def test_an_image_comes_back_from_its_blocks_without_what_was_padded(
+    before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    shape = (2, 8 - before[0] - after[0], 9 - before[1] - after[1], 3)
+    image = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    translator = tensorflow.FunctionTranslator({}, Tree({}))
+    nodes = {
+        "s": FunctionNode("SpaceToBatchND", ("x", "blocks", "widths"), {}),
+        "b": FunctionNode("BatchToSpaceND", ("s:output:0", "blocks", "widths"), {}),
+    }
+    constants = [translator.constant(np.array(row)) for row in ([2, 3], [*zip(before, after, strict=True)])]
+    function = GraphFunction(("x", "blocks", "widths"), nodes, ("b:output:0",))
+    (result,) = translator.call(function, [tensorflow.TensorName("x", "float32"), *constants])
+    graph = translator.graph([Value("x", "float32")], {"y": result})
+    np.testing.assert_array_equal(evaluate(graph, {"x": image})["y"], image)

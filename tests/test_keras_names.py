@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ckpttool.commands.check import check
@@ -339,6 +340,17 @@ def test_acting_models_are_found_and_refused_in_every_container(tmp_path: Path, 
         a, b = (two_models.ModelSide(word, path) for word in "AB")
         with pytest.raises(UsageError, match="loading would run code"):
             two_models.compare_models(a, b, two_models.ModelComparisonOptions())
+
+
+@pytest.mark.parametrize("name", ["model.h5", "model.weights.h5"])
+def test_weights_alone_are_no_model_to_run(name: str, tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / name, "w") as file:
+        file.attrs["layer_names"] = [b"dense"]
+        group = file.create_group("dense")
+        group.attrs["weight_names"] = [b"dense/kernel:0"]
+        group["dense/kernel:0"] = np.ones((2, 3), np.float32)
+    assert two_models.find_model_kind(open_checkpoint(str(tmp_path / name))) is None
 
 
 def writes(target: Path) -> dict[str, Any]:

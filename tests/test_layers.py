@@ -195,6 +195,26 @@ def test_every_form_of_an_lstm_is_written_as_it_was_read(form: str, i: int, u: i
     assert arrays(back) == {name: bytes(leaf.read()) for name, leaf in source.group(tree).items()}
 
 
+OTHER_WIDTHS = {
+    **{f"a/_{name}_dense/kernel": (width, 2, 3) for name, width in (("query", 5), ("key", 7), ("value", 8))},
+    **{f"a/_{name}_dense/bias": (2, 3) for name in ("query", "key", "value")},
+    "a/_output_dense/kernel": (2, 3, 4),
+    "a/_output_dense/bias": (4,),
+}
+
+
+@pytest.mark.parametrize("shapes", [OTHER_WIDTHS, {"a/weight": (3, 5), "a/bias": (1, 5)}], ids=min)
+def test_a_kind_writes_the_shapes_that_it_reads(shapes: dict[str, tuple[int, ...]]) -> None:
+    """The canonical form determines them: no axis has the size of another."""
+    tree = tensorflow_tree(filled(shapes))
+    (layer,) = find_layers(tree, "tensorflow")
+    done = convert_layer(tree, layer, layer.kind, layer.kind, layer.facts._replace(number=2))
+    there = apply_plan(
+        tree, Plan(tuple(Move(path, attributes(name), rule) for path, name, rule in done.moves))
+    )
+    assert arrays(there) == {name: bytes(leaf.read()) for name, leaf in layer.group(tree).items()}
+
+
 def test_an_attention_over_other_widths_keeps_three_projections() -> None:
     import torch
 

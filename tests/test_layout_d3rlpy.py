@@ -207,7 +207,7 @@ def test_activations_are_those_of_the_configuration(name: str, tmp_path: Path) -
     [
         ("activations", {"encoders": ({"type": "vector", "params": {"activation": "geglu"}},) * 2}),
         ("activations", {"encoders": ({"type": "own", "params": {}},) * 2}),
-        ("head", {"action_scaler": {"type": "own", "params": {}}}),
+        ("head", {"action_scaler": {"type": "own", "params": {"minimum": LOW, "maximum": HIGH}}}),
         ("obs_norm", {"observation_scaler": {"type": "own", "params": {}}}),
     ],
 )

@@ -939,6 +939,22 @@ def test_what_is_more_than_layers_is_not_played_of_a_target(
             restore_agent(str(tmp_path / target)).playable("actor")
 
 
+def test_each_size_of_an_encoder_of_images_counts() -> None:
+    kernels = [(32, 4, 8, 8), (64, 32, 4, 4), (48, 64, 3, 3), (512, 48 * 9 * 6)]
+    fitting = [
+        (number, axis)
+        for number, kernel in enumerate(kernels)
+        for axis, size in enumerate(kernel)
+        if stable_baselines3.fits_nature_encoder(
+            (4, 100, 76),
+            [*kernels[:number], (*kernel[:axis], size + 1, *kernel[axis + 1 :]), *kernels[number + 1 :]],
+        )
+    ]
+    assert stable_baselines3.fits_nature_encoder((4, 100, 76), kernels)
+    assert not stable_baselines3.fits_nature_encoder((100, 76), kernels)
+    assert fitting == [(3, 0)]  # only the number of features is free
+
+
 def test_an_exported_model_keeps_the_action_space_and_what_is_left_open(tmp_path: Path) -> None:
     whole, bare = sb3.td3_agent(tmp_path / "a.zip"), tmp_path / "b.pt"
     torch.save(sb3.td3().state_dict(), bare)

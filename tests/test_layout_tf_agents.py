@@ -411,8 +411,9 @@ def test_a_gin_configuration_beside_the_agent_is_named(tmp_path: Path) -> None:
 def test_values_of_a_gin_configuration() -> None:
     text = (
         "a/b.C.x = (1, 2)\nC.y = @m.ReLU()\nC.z = %lr\nlr = 3e-4\nC = 2\nno line\nD.s = 'of D'  # a comment\n"
+        "D.on = False\nD.count = 0\n"
     )
-    assert settings.parse_gin(text) == {"C": 2, "lr": 3e-4, "D": {"s": "of D"}}
+    assert settings.parse_gin(text) == {"C": 2, "lr": 3e-4, "D": {"s": "of D", "on": False, "count": 0}}
     assert settings.parse_gin(text.replace("C = 2\n", ""))["C"] == {"x": [1, 2], "y": "ReLU"}
 
 

@@ -596,3 +596,32 @@ def test_between_layers_a_normaliser_is_a_cause() -> None:
     assert causes.between_cause((x, x + np.sin(x)), 1e-6) is None
     # Computations between layers are not searched.
     assert causes.between_cause((x - x.mean(1, keepdims=True), x - x.mean(2, keepdims=True)), 1e-6) is None
+
+
+@pytest.mark.parametrize(
+    ("offset", "modulo", "named"),
+    [(1, 99, "plus 1:"), (-2, 99, "plus -2:"), (1, 10, "plus 1, modulo 10"), (-3, 10, "plus -3, modulo 10")],
+)
+def test_indices_of_another_table_are_named_by_the_step_of_most(offset: int, modulo: int, named: str) -> None:
+    a = np.arange(4, 10) if modulo == 99 else np.arange(10)
+    cause = causes.integer_cause(a, (a + offset) % modulo)
+    assert cause is not None
+    assert named in cause.text
+
+
+@pytest.mark.parametrize("users", [1, 2])
+def test_a_product_and_its_bias_are_one_layer_unless_the_product_is_used_elsewhere(
+    users: int, tmp_path: Path
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "b"], ["y"])]
+    nodes += [helper.make_node("Relu", ["m"], ["z"])] * (users - 1)
+    ends = [helper.make_tensor_value_info(name, 1, [None, 2]) for name in "yz"[:users]]
+    arrays = {"w": np.ones((3, 2), np.float32), "b": np.ones(2, np.float32)}
+    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", 1, [None, 3])], ends, tensors)
+    imports = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), tmp_path / "m.onnx")
+    layers = [row["gives"] for row in model_runner.OnnxRunner(str(tmp_path / "m.onnx"))._nodes]
+    assert layers == (["y"] if users == 1 else ["m", "y", "z"])

@@ -13,11 +13,17 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import convert
+from ckpttool.conversion.filled_model import _optimizer_entries
 from ckpttool.conversion.filling import load_into
-from ckpttool.core import MappingError, UsageError, sidecar
+from ckpttool.conversion.plan import ConversionPlan
+from ckpttool.conversion.preparation import PreparedTree
+from ckpttool.core import Inline, Leaf, MappingError, Tree, UsageError, ValueLeaf, display, sidecar
+from ckpttool.libraries.optimizer_states import ConvertedOptimizers
+from ckpttool.mapping import MappingReport
 from tests import schemas
 from tests.golden_texts import Golden
 from tests.test_like import HERE, fill
+from tests.trees import attributes, leaf
 
 pytestmark = pytest.mark.torch
 FLOATS = np.random.default_rng(1)
@@ -240,3 +246,24 @@ def test_a_constant_that_no_layer_of_a_graph_reads_is_an_error(tmp_path: Path) -
     done = fill(str(tmp_path / "net.onnx"), str(tmp_path / "out.pt"), "torch", "like_small:Named")
     assert done.report.unused == ("table",)
     assert not done.written
+
+
+@pytest.mark.parametrize(
+    "names", [["optimizer/nesterov"], ["optimizer/m"], ["optimizer/nesterov", "optimizer/m"]]
+)
+def test_what_an_optimizer_loses_decides(names: list[str]) -> None:
+    leaves = {attributes(name): leaf(np.ones(2, np.float32), name) for name in ("net/kernel", "optimizer/m")}
+    tree = Tree({**leaves, attributes("optimizer/nesterov"): ValueLeaf(value=True)})
+    ready = PreparedTree(tree, {path: display(path) for path in tree}, {})
+    left = tuple(map(attributes, names))
+    entries = [*_optimizer_entries(ready, ConvertedOptimizers(tree, left=left))]
+    assert [entry.where for entry in entries] == names
+    assert all(entry.decides and entry.hint for entry in entries)
+
+
+def test_tensors_beside_a_target_are_those_that_pytorch_stores() -> None:
+    words = Leaf("string", (1,), Inline(b"\1a"), "s")
+    tree = Tree({attributes("a"): leaf(np.ones(2, np.float32)), attributes("s"): words})
+    names = {path: display(path) for path in tree}
+    plan = ConversionPlan(PreparedTree(tree, names, {}), tree, MappingReport(0, (), ()), kept=("a", "s"))
+    assert [display(path) for path in plan.kept_tensors()] == ["a"]

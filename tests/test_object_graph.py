@@ -481,6 +481,22 @@ def test_two_objects_with_one_entry_are_aliases() -> None:
     assert paths == {"a": ["b"]}
 
 
+def test_the_slot_of_a_second_name_is_that_of_the_entry() -> None:
+    slot = "k/.OPTIMIZER_SLOT/optimizer/momentum"
+    for owner in (1, 2):
+        tree, _ = tree_from_graph(
+            graph(
+                node([("a", 1), ("b", 2), ("optimizer", 3)]),
+                *(variable("k"), variable("k")),
+                node(slots=[(owner, "momentum", 4)]),
+                variable(slot),
+            ),
+            tensors("k", slot),
+        )
+        assert listed(tree)["a"] == ["b"]
+        assert [spelled(leaf.of) for _, leaf in tree.tensors() if leaf.of is not None] == ["a"]
+
+
 def test_legacy_slots_and_sgd_momentum() -> None:
     tree, notes = tree_from_graph(
         graph(

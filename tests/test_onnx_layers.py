@@ -160,10 +160,11 @@ def test_a_weight_in_a_node_of_constants_is_a_weight(tmp_path: Path) -> None:
     assert "net.0.weight" in torch.load(tmp_path / "m.pt", weights_only=True)
 
 
-def test_a_weight_that_is_scaled_by_its_operator_is_not_taken_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("factor", ["alpha", "beta"])
+def test_a_layer_that_is_scaled_by_its_operator_is_not_taken_as_it_is(factor: str, tmp_path: Path) -> None:
     def change(model: Any) -> None:
         node = next(node for node in model.graph.node if node.op_type == "Gemm")
-        next(attribute for attribute in node.attribute if attribute.name == "alpha").f = 2.0
+        next(attribute for attribute in node.attribute if attribute.name == factor).f = 2.0
 
     path = edited(exported(Sequence(*mlp()), tmp_path / "m.onnx"), change)
     result = convert(str(path), str(tmp_path / "m.pt"))

@@ -18,7 +18,7 @@ import pytest
 
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.digest import digest
-from ckpttool.core.optimizers import find_torch_class
+from ckpttool.core.optimizers import find_by_settings, find_torch_class
 from tests.conftest import ROOT
 from tests.golden_texts import Golden
 from tests.optimizer_programs import CASES, RATE, STEPS, TF1, TINY, gradients, weights
@@ -312,6 +312,24 @@ def test_a_class_of_torch_is_known_by_its_settings_and_state(cls: str, stepped: 
     state = {name for slots in saved["state"].values() for name in slots}
     family = find_torch_class(frozenset(keys), frozenset(state))
     assert (family and family.name) == (cls.replace("AdamW", "Adam") if cls in TRAINED else None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"lr", "weight_decay"}, "Adam"),
+        ({"lr", "dampening"}, "SGD"),
+        ({"lr", "nesterov", "momentum"}, "SGD"),
+        ({"lr", "rho"}, "RMSprop"),
+        ({"lr", "rho", "weight_decay", "centered"}, "RMSprop"),
+        ({"lr", "rho", "weight_decay"}, "Adadelta"),
+        ({"lr", "lr_decay"}, "Adagrad"),
+        ({"lr", "initial_accumulator_value"}, "Adagrad"),
+    ],
+    ids=lambda case: case if isinstance(case, str) else " ".join(sorted(case)),
+)
+def test_settings_alone_tell_an_optimizer_without_state(settings: set[str], name: str) -> None:
+    assert find_by_settings(settings).name == name
 
 
 OLDEST = {"lr", "betas", "eps", "weight_decay"}

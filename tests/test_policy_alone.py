@@ -1279,6 +1279,30 @@ def test_statistics_of_observations_from_any_file(form: str, tmp_path: Path) -> 
     close(played(path, facts)[0], expected)
 
 
+@pytest.mark.parametrize("name", ["epsilon", "clip"])
+@pytest.mark.parametrize("form", ["npz", "json", "torch", "top", "python"])
+def test_what_is_not_one_number_in_statistics_is_refused(form: str, name: str, tmp_path: Path) -> None:
+    """A limit for each observation is not taken as none."""
+    file, value = tmp_path / f"norm.{form}", [1.5, 2.5, 3.5]
+    plain = {what: array.tolist() for what, array in STATISTICS.items()}
+    if form == "npz":
+        np.savez(file, **STATISTICS, **{name: np.array(value)})
+    elif form == "json":
+        file.write_text(json.dumps({**plain, name: value}))
+    else:
+        tensors = {what: torch.from_numpy(array) for what, array in STATISTICS.items()}
+        torch.save(tensors | {name: value} if form == "torch" else {"obs_rms": tensors, name: "large"}, file)
+    with pytest.raises(UsageError) as refused:
+        AgentFacts(obs_norm={**plain, name: value} if form == "python" else str(file))
+    assert refused.value.path == name
+
+
+def test_statistics_outside_float64_are_refused() -> None:
+    for name in ("mean", "var"):
+        with pytest.raises(UsageError):
+            AgentFacts(obs_norm={"mean": [0.0], "var": [1.0], name: [10**400]})
+
+
 @pytest.mark.parametrize(
     "facts",
     [

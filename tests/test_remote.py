@@ -395,6 +395,18 @@ def test_a_name_that_a_file_tells_leads_nowhere_else(name: str, site: Site) -> N
             assert not any("evil" in path for _, path in site.requests)
 
 
+@pytest.mark.parametrize("name", ["run-2/x.safetensors", "x.safetensors", "run/../x.safetensors"])
+def test_a_file_beside_another_is_in_its_folder(name: str, site: Site) -> None:
+    for folder in (site.root, site.root / "run", site.root / "run-2"):
+        folder.mkdir(exist_ok=True)
+        saved(folder, "x.safetensors")
+    owner = f"{site.url}/run/index.json"
+    inside, outside = (filesystem.resolve_path(f"{site.url}/{path}") for path in ("run/x.safetensors", name))
+    assert File.beside(inside, owner).size
+    with pytest.raises(UnsupportedError):
+        File.beside(outside, owner)
+
+
 def test_a_local_path_that_looks_like_a_url_is_not_asked(site: Site, tmp_path: Path) -> None:
     assert filesystem.find_store(f"{site.url}/x") is None  # nobody has named it
     assert not filesystem.isfile("s3://bucket/key")

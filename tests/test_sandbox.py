@@ -400,6 +400,18 @@ def test_missing_protection_is_a_note_of_the_comparison(
     assert [note[:2] for note in named] == ["A:", "B:"]
 
 
+def test_links_of_a_saved_model_lead_to_its_own_files_alone(tmp_path: Path) -> None:
+    own, sibling = tmp_path / "model", tmp_path / "model-secrets"
+    for folder in (own / "assets", own / "variables", sibling):
+        folder.mkdir(parents=True)
+    for file in (own / "saved_model.pb", own / "variables/variables.index", sibling / "key"):
+        file.touch()
+    (own / "assets/same").symlink_to(own / "saved_model.pb")
+    (own / "assets/key").symlink_to(sibling / "key")
+    names = {str(Path(path).relative_to(own)) for path in sandbox.iter_saved_model_files(str(own))}
+    assert names == {"saved_model.pb", "variables/variables.index", "assets/same"}
+
+
 def test_other_systems_name_all_protections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     missing = sandbox.restrict(())

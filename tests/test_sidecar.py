@@ -58,42 +58,74 @@ def test_keys_that_are_not_known_are_left_alone(tmp_path: Path) -> None:
     assert sidecar.load_sidecar(write(tmp_path, {**WHOLE, "later": 1})) is not None
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"schema": 2},
-        {"target_sha256": None},
-        {"target_sha256": 3},
-        {"env": "Pendulum-v1"},
-        {"env": {"id": 7}},
-        {"obs_dim": -1},
-        {"obs_dim": True},
-        {"action_low": ["-2"]},
-        {"action_high": 2.0},
-        {"head": ["tanh"]},
-        {"activations": "relu"},
-        {"epsilon": 1e-7},
-        {"epsilon": {"adam": "1e-7"}},
-        {"obs_norm": {"mean": [0.0]}},
-        {"obs_norm": {"mean": [0.0], "var": [-1.0]}},
-        {"obs_norm": {"mean": [0.0], "var": [1.0], "clip": "a"}},
-        {"obs_norm": {"mean": [0.0, 1.0], "var": [1.0]}},
-        {"action_low": [3.0]},
-        {"distribution": "gaussian"},
-        {"distribution": {"kind": "gaussian"}},
-        {"distribution": {**DRAWN, "kind": "uniform"}},
-        {"distribution": {**DRAWN, "limits": [2.0, -20.0]}},
-        {"action_high": [1e308]},
-        {"provenance": []},
-        {"residue": {}},
-    ],
-    ids=str,
-)
+def wrapped(*wrappers: object) -> dict[str, Any]:
+    return {"env": {"id": "Pendulum-v1", "wrappers": list(wrappers)}}
+
+
+CHOICES = {"counts": [2], "starts": [0], "scores": "values", "support": [], "single": True}
+OBJECTS = {"graph": "", "keys": {}, "read": True}
+WRONG: list[dict[str, Any]] = [
+    {"schema": 2},
+    {"target_sha256": None},
+    {"target_sha256": 3},
+    {"source": []},
+    {"rules": {}},
+    {"assumed": [3]},
+    {"env": "Pendulum-v1"},
+    {"env": {"id": 7}},
+    {"env": {"id": "Pendulum-v1", "arguments": {"file": "model.xml"}}},
+    wrapped("ClipAction"),
+    wrapped({"name": 3}),
+    wrapped({"name": "ClipAction", "arguments": [1]}),
+    wrapped({"name": "ClipAction", "arguments": {"size": {"rows": 1}}}),
+    {"obs_dim": -1},
+    {"obs_dim": True},
+    {"action_low": ["-2"]},
+    {"action_low": [3.0]},
+    {"action_high": 2.0},
+    {"action_high": [1e308]},
+    {"choices": {**CHOICES, "counts": [0]}},
+    {"choices": {**CHOICES, "starts": []}},
+    {"choices": {**CHOICES, "scores": "atoms"}},
+    {"observation_space": {"library": "gymnasium", "parts": {"obs": {"low": [0.0]}}}},
+    {"observation_space": {"library": "gymnasium", "parts": {"obs": {"low": [0.0], "high": []}}}},
+    {"head": ["tanh"]},
+    {"activations": "relu"},
+    {"network_activations": {"actor": []}},
+    {"epsilon": 1e-7},
+    {"epsilon": {"adam": "1e-7"}},
+    {"optimizers": {"actor": {"learning_rate": [1.0]}}},
+    {"objects": {**OBJECTS, "read": 1}},
+    {"objects": {**OBJECTS, "keys": {"a": 1}}},
+    {"stripped": ["a"]},
+    {"computation": {}},
+    {"parity": ["a"]},
+    {"verification": {"verified": "yes"}},
+    {"obs_norm": {"mean": [0.0]}},
+    {"obs_norm": {"mean": [0.0], "var": [-1.0]}},
+    {"obs_norm": {"mean": [0.0], "var": [1.0], "clip": "a"}},
+    {"obs_norm": {"mean": [0.0], "var": [1.0], "parts": {"obs": 2}}},
+    {"obs_norm": {"mean": [0.0, 1.0], "var": [1.0]}},
+    {"distribution": "gaussian"},
+    {"distribution": {"kind": "gaussian"}},
+    {"distribution": {**DRAWN, "kind": "uniform"}},
+    {"distribution": {**DRAWN, "limits": [2.0, -20.0]}},
+    {"provenance": []},
+    {"residue": {}},
+    {"undo": []},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_what_is_not_what_it_should_be_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(FormatError) as caught:
         sidecar.load_sidecar(write(tmp_path, {**WHOLE, **wrong}))
     assert "sidecar" in str(caught.value)
     assert caught.value.file is not None
+
+
+def test_each_field_has_a_wrong_value() -> None:
+    assert {name for wrong in WRONG for name in wrong} == {"schema", "target_sha256", *sidecar._TYPES}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "[" * 100_000, "nonsense"])

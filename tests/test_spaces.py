@@ -12,6 +12,7 @@ import pytest
 
 from ckpttool.evaluation import environments, wrappers
 from ckpttool.evaluation.restore import restore_agent
+from ckpttool.libraries.schema import make_observation_space
 from tests import warm_sb3
 from tests.conftest import Ran, in_process
 
@@ -191,6 +192,13 @@ def test_files_keep_the_bounds_of_observations(agents_folder: Any, kind: str, tm
         known = restore_agent(str(form(agents_folder[0], f"TD3_{name}", kind, tmp_path / name))).known
         assert known.observation_space == {"library": "gymnasium", "parts": {"obs": bounds}}
         assert known.origin("observation_space") == "data/observation_space"
+
+
+@pytest.mark.parametrize("ends", [([0.0] * 5000, range(1, 5001)), (range(5000), [5000.0] * 5000)])
+def test_thousands_of_different_bounds_are_left_out(ends: tuple[Any, Any]) -> None:
+    parts = {"image": ends, "obs": ([0.0] * 5000, [1.0] * 5000)}
+    space = make_observation_space("gymnasium", parts)
+    assert space == {"library": "gymnasium", "parts": {"obs": {"low": [0.0], "high": [1.0]}}}
 
 
 class TestRescaleObservation:

@@ -212,6 +212,22 @@ def test_two_of_the_same_weights_cannot_be_told_apart(tmp_path: Path) -> None:
     assert [point.step for point in result.curve] == [1, 2], "their counters say the same"
 
 
+def test_samples_without_seeds_are_independent(whole: Sweep) -> None:
+    """The same returns twice are two samples: their difference has the spread of both."""
+    from ckpttool.evaluation import ranking
+
+    one = whole.scored[0].evaluation
+    sample = replace(one, rollout=replace(one.rollout, seeds=np.empty(0, np.int64)))
+    difference, significant, needed = ranking._paired_difference(sample, sample, 1)
+    assert difference is not None
+    assert difference.ci95 is not None
+    assert difference.ci95[0] < difference.value == 0 < difference.ci95[1]
+    assert (significant, needed) == (False, None)
+    paired, _, _ = ranking._paired_difference(one, one, 1)
+    assert paired is not None
+    assert paired.ci95 == (0, 0)
+
+
 def test_few_episodes_are_never_certain(golden: Golden) -> None:
     paths = [str(RUN / "ckpt-2500.pt"), str(TORCH_SAMPLE)]
     few, enough = (sweep(paths, protocol=Protocol(episodes=n)) for n in (5, 6))

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.cli import console, next_steps
+from ckpttool.cli import columns, console, next_steps
 from ckpttool.commands.doctor import Diagnosis
 from ckpttool.conversion.write import save
 from ckpttool.core import LedgerEntry, MissingExtraError, UsageError
@@ -348,3 +348,11 @@ def test_the_examples_of_help_run(fresh: Path, example: str) -> None:
     assert ran.status in ((0, 1) if FINDS.search(words[0]) else (0,)), ran.err
     if target is not None:
         (fresh / target).write_text(ran.out)
+
+
+@pytest.mark.parametrize("at", [*range(1, 7), 8])
+def test_each_text_of_a_line_is_escaped_alone(at: int) -> None:
+    line = columns.ColumnLine(0, "name", "what", "1", "2", "note", "of ", below=("below",))
+    raw = line._replace(**{line._fields[at]: ("\x1b[8m",) if at == 8 else "\x1b[8m"})
+    assert "\x1b" in "".join(raw[1:7]) + "".join(raw.below)
+    assert "\x1b" not in "".join(columns.align_columns([raw], 80))

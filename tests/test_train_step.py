@@ -16,6 +16,7 @@ from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.core import Leaf, UsageError, ValueLeaf, key, sidecar
 from ckpttool.core import Path as TreePath
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.networks import (
     Activation,
     Affine,
@@ -419,6 +420,14 @@ def test_a_conversion_keeps_the_optimizer_there_and_back(tmp_path: Path) -> None
     assert receipt is not None
     assert receipt.source is not None
     assert receipt.source["epsilon"] == "corrected"
+
+
+def test_what_a_conversion_was_told_is_that_of_its_own_source_alone(tmp_path: Path) -> None:
+    convert(str(TF_SAMPLE), str(tmp_path / "agent.pt"), l2=["critic/**/kernel=0.005"])
+    target = restore_agent(str(tmp_path / "agent.pt"))
+    for name, own in ((TF_SAMPLE.name, True), ("ckpt-12500", False)):
+        source = restore_agent(str(TF_SAMPLE.with_name(name)))
+        assert (verify._with_stated_settings(source, target) is not source) == own
 
 
 def test_a_penalty_that_the_conversion_was_told_of_is_the_sources_too(

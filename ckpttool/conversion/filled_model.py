@@ -34,6 +34,7 @@ from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.digests import Digest
 from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntry, Sidecar
+from ckpttool.core.text import format_count
 from ckpttool.core.tree import ValueLeaf, display
 from ckpttool.evaluation import evidence
 from ckpttool.evaluation.restore import VerifiedSidecar, read_verified_sidecar
@@ -326,7 +327,6 @@ def _optimizer_entries(ready: PreparedTree, moved: ConvertedOptimizers) -> Itera
         none = "use --optimizer none to convert without the optimizer"
         text = f"{lost}: the target's optimizer has no such setting, so its updates differ; {none}"
         yield LedgerEntry("not used", "setting", text, ready.names[settings[0]], decides=True, hint=none)
-    count = len(slots) - len(settings)
-    if count:
-        what = f"state of {count:,} {'tensor' if count == 1 else 'tensors'}: {why}"
-        yield LedgerEntry("not used", "optimizer", what, ready.names[slots[0]], decides=True, hint=hint)
+    if states := [path for path in slots if path not in settings]:
+        what = f"state of {format_count(len(states), 'tensor')}: {why}"
+        yield LedgerEntry("not used", "optimizer", what, ready.names[states[0]], decides=True, hint=hint)

@@ -236,12 +236,11 @@ def _parse_statistics(source: str | Mapping[str, Any]) -> dict[str, Any]:
     """Return observation statistics in sidecar form; raise UsageError for missing or invalid ones."""
     file = source if isinstance(source, str) else None
     statistics = _read_statistics_file(source) if isinstance(source, str) else dict(source)
-    if statistics.get("mean") is None or (statistics.get("var") is None and statistics.get("std") is None):
+    names = ("mean", "var", "std", "epsilon", "clip")
+    mean, var, std, epsilon, clip = (_read_numbers(statistics, name, file) for name in names)
+    if mean is None or (var is None and std is None):
         raise UsageError("observation statistics need mean and var (or std)", file=file)
-    mean = np.asarray(_as_array(statistics["mean"]), np.float64)
-    spread = statistics["std"] if statistics.get("var") is None else statistics["var"]
-    var = np.asarray(_as_array(spread), np.float64) ** (2 if statistics.get("var") is None else 1)
-    epsilon, clip = statistics.get("epsilon"), statistics.get("clip")
+    var = std**2 if var is None else var
     epsilon = _EPSILON if epsilon is None else float(epsilon)
     if mean.ndim != 1 or mean.shape != var.shape or not len(mean):
         raise UsageError(
@@ -256,9 +255,21 @@ def _parse_statistics(source: str | Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError("an observation variance and epsilon are both zero", file=file)
     if clip is not None and not 0 < float(clip) <= _MAX_FLOAT32:
         raise UsageError("the clip limit of normalised observations must be a positive number", file=file)
-    limit = None if clip is None else float(clip)
     parts = {"parts": dict(statistics["parts"])} if statistics.get("parts") else {}
+    limit = clip and float(clip)
     return {"mean": mean.tolist(), "var": var.tolist(), "epsilon": epsilon, "clip": limit, **parts}
+
+
+def _read_numbers(statistics: Mapping[str, Any], name: str, file: str | None) -> Any:
+    """Return an entry of statistics in float64, None without one; raise UsageError for anything else."""
+    value = _as_array(statistics.get(name))
+    try:
+        numbers = None if value is None else np.asarray(value, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError("observation statistics must be numbers", file=file, path=name) from None
+    if numbers is not None and numbers.ndim and name in ("epsilon", "clip"):
+        raise UsageError(f"{name} of observation statistics must be one number", file=file, path=name)
+    return numbers
 
 
 def _as_array(value: Any) -> np.ndarray | Any:
@@ -280,7 +291,8 @@ def _read_statistics_file(file: str) -> dict[str, Any]:
     from ckpttool.libraries.sb3 import read_default_clip
 
     if file.endswith(".json"):
-        return _read_statistics_json(file)
+        record = documents.load_json(file, "the statistics", "sidecar_bytes")
+        return dict(inner if isinstance(inner := record.get("obs_norm"), Mapping) else record)
     tree = open_checkpoint(file).tree
     named = {tuple(shown.split("/")): tree[path] for path, shown in tree.names.items()}
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
@@ -320,26 +332,13 @@ def _read_statistics_file(file: str) -> dict[str, Any]:
     return {**group, **numbers}
 
 
-def _read_statistics_json(file: str) -> dict[str, Any]:
-    record = documents.load_json(file, "the statistics", "sidecar_bytes")
-    inner = record.get("obs_norm")
-    document = dict(inner if isinstance(inner, Mapping) else record)
-    for name in ("mean", "var", "std"):
-        value = document.get(name)
-        if value is not None and not (
-            isinstance(value, list) and all(isinstance(v, int | float) for v in value)
-        ):
-            raise UsageError("observation statistics must be lists of numbers", file=file, path=name)
-    return document
-
-
 def _scalar_value(named: Mapping[tuple[str, ...], Leaf | ValueLeaf], at: tuple[str, ...]) -> Any:
-    """Return a number or boolean, stored as a value or as a tensor with one element."""
+    """Return the value, also that of a tensor with one element; other tensors, and a list for a container."""
     leaf = named.get(at)
     if isinstance(leaf, Leaf):
-        return leaf.array().reshape(-1)[0].item() if math.prod(leaf.shape) == 1 else None
-    value = leaf.value if leaf is not None else None
-    return value if isinstance(value, int | float) else None
+        return leaf.array().reshape(-1)[0].item() if math.prod(leaf.shape) == 1 else leaf
+    within = [path for path in named if path[: len(at)] == at]
+    return leaf.value if leaf is not None else within or None
 
 
 NO_FACTS = AgentFacts()
