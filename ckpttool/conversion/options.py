@@ -244,7 +244,7 @@ def _names(record: type) -> set[str]:
 
 
 # Keywords of `convert` that apply to a model of the user, and the function for these.
-MOVED = dict.fromkeys(_names(ModelFileOptions) - _names(FormatOptions), "fill")
+MOVED = dict.fromkeys(sorted(_names(ModelFileOptions) - _names(FormatOptions)), "fill")
 _SPELLINGS = {"rules": "map", "kinds": "kind", "verify": "no-verify"}
 
 
