@@ -224,7 +224,7 @@ def test_a_path_alone_is_listed_and_diagnosed(tmp_path: Path) -> None:
     assert in_process(TF_SAMPLE).status == in_process("doctor", TF_SAMPLE).status
     missing = in_process("agnt.pt", cwd=tmp_path)
     refused(missing)
-    assert missing.err.endswith("agent.pt\n")
+    assert missing.err.endswith("agent.pt?\n")
 
 
 def test_modules_come_before_values_where_not_all_fit(tmp_path: Path) -> None:

@@ -1155,9 +1155,9 @@ def followed(*words: object, most: int = 4) -> tuple[str, ...]:
             continue
         more = named_facts(hint)
         if not more:
-            # One of several options is as good as another.
-            more = tuple(shlex.split(hint.partition(" or --")[0])[-2:])
-            assert more[0] == "--network", hint
+            # One of several networks is as good as another.
+            assert "--network NAME: " in hint, hint
+            more = ("--network", *shlex.split(hint.partition("--network NAME: ")[2].partition(", ")[0]))
         command = (*command, *more)
     raise AssertionError(command)
 

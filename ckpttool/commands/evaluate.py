@@ -96,7 +96,7 @@ def video(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     film = ckpttool.video(played, os.path.join(folder, "play.gif"), width=64)
     >>> film.frames, film.takes[0].equal
-    (201, True)
+    (101, True)
     """
     scored: Evaluation | None = None
     if not isinstance(played, str):

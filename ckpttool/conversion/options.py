@@ -51,7 +51,7 @@ class AgentReading:
         facts: Facts about the agent that its files do not contain, for the sidecar.
         env: Gymnasium environment of the agent, for the sidecar.
             An ONNX model has its action bounds if the files contain none.
-        network (NAME): For onnx and --code: a network, e.g. critic/q1. Default: actor.
+        network (NAME): For onnx, --code: network, e.g. critic/q1. Default: actor.
     """
 
     layout: str | None = None

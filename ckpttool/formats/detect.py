@@ -106,7 +106,7 @@ def read_location(location: CheckpointLocation) -> Checkpoint:
     """List the checkpoint; add the code in its files to the audit by its format."""
     try:
         checkpoint = add_code_scan(location.format.read(location.location))
-    except FormatError as error:  # a helper that decodes bytes does not know the file
+    except FormatError as error:  # of a helper that decodes bytes, without the file
         error.file = error.file or urls.display_url(location.location)
         raise
     return replace(checkpoint, code_references=apply_allowed(checkpoint.code_references))
