@@ -1156,8 +1156,9 @@ def followed(*words: object, most: int = 4) -> tuple[str, ...]:
         more = named_facts(hint)
         if not more:
             # One of several networks is as good as another.
-            assert "--network NAME: " in hint, hint
-            more = ("--network", *shlex.split(hint.partition("--network NAME: ")[2].partition(", ")[0]))
+            first = re.search(r"--network (?:NAME: )?(?P<name>'[^']*'|[^\s,]+)", hint)
+            assert first is not None, hint
+            more = ("--network", *shlex.split(first["name"]))
         command = (*command, *more)
     raise AssertionError(command)
 
