@@ -265,7 +265,7 @@ def recognize_policy(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: 
     if len(roots) != 1:
         return None
     (policy,) = roots
-    recorded = {tree.names[path]: leaf for path, leaf in tree.items()}
+    recorded = tree.entries
     table = _choose_policy_table(f"{policy}weights", recorded)
     binding = bind(tree, table) if table is not None else None
     if binding is not None and table is not None and table.facts is _POLICY_DQN:
@@ -604,7 +604,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 def _add_filter_statistics(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
     """Return the facts with the statistics of a MeanStdFilter among the connectors, if there is one."""
-    recorded = {tree.names[path]: leaf for path, leaf in tree.items()}
+    recorded = tree.entries
     means = [name for name in recorded if name.startswith(_CONNECTORS) and name.endswith("/mean_array")]
     if not means:
         return facts
@@ -700,7 +700,7 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     above, name = os.path.split(os.path.dirname(file))
     if os.path.basename(above) == os.path.basename(_CONNECTORS):
         return _check_connector(binding, name)
-    recorded = {tree.names[path]: leaf for path, leaf in tree.items()}
+    recorded = tree.entries
     facts = binding.facts
     low, high = (read_numbers(_find_only(recorded, f"action_space/{end}")) for end in ("low", "high"))
     facts = facts.bounded(_ARGUMENTS_FILE, low, high) or facts
@@ -753,6 +753,6 @@ def _check_connector(binding: RecognizedAgent, name: str) -> RecognizedAgent:
     return binding.entered(LedgerEntry("not used", "wrapper", f"connector {name}", where, decides=True))
 
 
-def _find_only(recorded: dict[str, Leaf | ValueLeaf], ending: str) -> Leaf | ValueLeaf | None:
+def _find_only(recorded: Mapping[str, Leaf | ValueLeaf], ending: str) -> Leaf | ValueLeaf | None:
     leaves = [leaf for name, leaf in recorded.items() if name.endswith(f"/{ending}")]
     return leaves[0] if len(leaves) == 1 else None
