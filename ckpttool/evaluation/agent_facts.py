@@ -264,7 +264,9 @@ def _plain_statistics(record: Mapping[str, Any], file: str | None) -> dict[str, 
     from ckpttool.libraries.schema import CLIP_NAMES, EPSILON_NAMES, IDLE_NAMES
 
     spellings = {**dict.fromkeys(CLIP_NAMES, "clip"), **dict.fromkeys(EPSILON_NAMES, "epsilon")}
-    switches = {(name,): ValueLeaf(value) for name, value in record.items() if name in _SWITCHES}
+    switches: dict[tuple[str, ...], Leaf | ValueLeaf] = {
+        (name,): ValueLeaf(value) for name, value in record.items() if name in _SWITCHES
+    }
     _require_normalization(switches, file)
     idle = {*IDLE_NAMES, *_SWITCHES}
     named = [(spellings.get(name, name), value) for name, value in record.items() if name not in idle]
