@@ -200,8 +200,8 @@ def test_statistics_that_overflowed_are_refused_and_their_tensors_converted(
         require_understood(agent.binding, agent.known)
     assert str(refused.value.hint).startswith("--obs-norm FILE")
     np.savez(tmp_path / "rms.npz", mean=MEAN, var=VAR)
-    given = restore_agent(file, facts=AgentFacts(activations="elu", obs_norm=str(tmp_path / "rms.npz")))
-    require_understood(given.binding, given.known)
+    complete = restore_agent(file, facts=AgentFacts(activations="elu", obs_norm=str(tmp_path / "rms.npz")))
+    require_understood(complete.binding, complete.known)
 
 
 COUNTS = (3, 2, 4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
@@ -261,30 +261,11 @@ def _parse_statistics(source: str | Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain_statistics(record: Mapping[str, Any], file: str | None) -> dict[str, Any]:
     """Return statistics by their names here; raise UsageError for an entry that is none of them."""
-    from ckpttool.libraries.schema import CLIP_NAMES, EPSILON_NAMES, IDLE_NAMES
+    from ckpttool.libraries.schema import CLIP_NAMES, EPSILON_NAMES
 
+    _require_known_settings({(name,): value for name, value in record.items() if name != "parts"}, (), file)
     spellings = {**dict.fromkeys(CLIP_NAMES, "clip"), **dict.fromkeys(EPSILON_NAMES, "epsilon")}
-    switches: dict[tuple[str, ...], Leaf | ValueLeaf] = {
-        (name,): ValueLeaf(value) for name, value in record.items() if name in _SWITCHES
-    }
-    _require_normalization(switches, file)
-    idle = {*IDLE_NAMES, *_SWITCHES}
-    named = [(spellings.get(name, name), value) for name, value in record.items() if name not in idle]
-    unknown = [name for name, _ in named if name not in ("mean", "var", "std", "epsilon", "clip", "parts")]
-    if unknown:
-        raise _unknown_setting(unknown[0], file)
-    return dict(named)
-
-
-def _unknown_setting(name: str, file: str | None) -> UsageError:
-    return UsageError(
-        "the statistics have a setting that is not understood",
-        file=file,
-        path=name,
-        expected="mean and var (or std), optional epsilon and clip",
-        found=name,
-        hint="write mean, var, epsilon and clip, as they are applied, to FILE.json: --obs-norm FILE.json",
-    )
+    return {spellings.get(name, name): value for name, value in record.items()}
 
 
 def _read_numbers(statistics: Mapping[str, Any], name: str, file: str | None) -> Any:
@@ -331,7 +312,6 @@ def _read_statistics_file(file: str) -> dict[str, Any]:
         if what is not None and isinstance(leaf, Leaf):
             groups.setdefault(segments[:-1], {}).setdefault(what, leaf)
     at, group = _choose_group(groups, tree, file)
-    _require_normalization(named, file)
     _require_known_settings(named, at, file)
     settings = {"epsilon": schema.EPSILON_NAMES, "clip": schema.CLIP_NAMES}
     numbers = {}
@@ -373,36 +353,27 @@ def _choose_group(
     return next(iter(own_groups.items()))
 
 
-def _require_known_settings(named: Collection[tuple[str, ...]], at: tuple[str, ...], file: str) -> None:
-    """Raise UsageError for an entry beside the statistics at `at` that may change how they are applied."""
+def _require_known_settings(
+    named: Mapping[tuple[str, ...], Any], at: tuple[str, ...], file: str | None
+) -> None:
+    """Raise UsageError if a switch is off, or if an entry beside the statistics at `at` is not understood."""
     from ckpttool.libraries import schema
 
     understood = {*schema.STATISTIC_NAMES, *schema.EPSILON_NAMES, *schema.CLIP_NAMES, *schema.IDLE_NAMES}
-    for segments in named:
-        switch = not at and segments[-1:] and segments[-1] in _SWITCHES
-        if segments[:-1] == at and not switch and segments[-1].lstrip("_").lower() not in understood:
-            raise _unknown_setting("/".join(segments), file)
-
-
-def _require_normalization(named: Mapping[tuple[str, ...], Leaf | ValueLeaf], file: str | None) -> None:
-    """Raise UsageError if the file records that observations were not normalised, or not clearly."""
-    from ckpttool.libraries.schema import read_switch
-
-    for segments, leaf in named.items():
+    for segments, value in named.items():
         if segments[:1] and segments[0] in _SWITCHES:
-            normalises = read_switch(leaf, default=True) if len(segments) == 1 else None
-            if normalises is None:
-                raise UsageError(
-                    "the switch of the normalisation is not understood",
-                    file=file,
-                    path=segments[0],
-                    expected="true or false",
-                    found=str(leaf.value) if isinstance(leaf, ValueLeaf) else f"a tensor {list(leaf.shape)}",
-                )
-            if not normalises:
-                raise UsageError(
-                    "the file records that observations were not normalised", file=file, path=segments[-1]
-                )
+            leaf = value if isinstance(value, Leaf | ValueLeaf) else ValueLeaf(value)
+            if len(segments) > 1 or not schema.read_switch(leaf, default=True):
+                what = "the file does not record that observations were normalised"
+                raise UsageError(what, file=file, path=segments[0], expected="true")
+        elif segments[:-1] == at and segments[-1].lstrip("_").lower() not in understood:
+            raise UsageError(
+                "the statistics have a setting that is not understood",
+                file=file,
+                path="/".join(segments),
+                expected="mean and var (or std), optional epsilon and clip",
+                hint="write mean, var, epsilon and clip as applied to FILE.json: --obs-norm FILE.json",
+            )
 
 
 def _scalar_value(named: Mapping[tuple[str, ...], Leaf | ValueLeaf], at: tuple[str, ...]) -> Any:

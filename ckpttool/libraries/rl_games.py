@@ -181,7 +181,8 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
         return leaves[0] if len(leaves) == 1 else None
 
     activation, mu = stated("network/mlp/activation"), stated("network/space/continuous/mu_activation")
-    hidden, last = (None if leaf is None else leaf.value for leaf in (activation, mu))
+    hidden = None if activation is None else activation.value
+    last = str((mu and mu.value) or "None")
     where = os.path.basename(file)
     facts = _add_input_switch(binding.facts, stated("config/normalize_input"), where)
     if not isinstance(hidden, str):
@@ -189,7 +190,7 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     facts = facts.without_lack("activation").read(where, hidden=_ACTIVATIONS.get(hidden, hidden))
     mapped = schema.read_switch(stated("config/clip_actions"), default=True)
     heads = {"None": ("clip_affine", "identity"), "tanh": ("affine", "unit_tanh")}
-    head = heads.get(str(last or "None"))
+    head = heads.get(last)
     # These are settings of continuous actions.
     if facts.head != "argmax":
         if mapped is None:
