@@ -261,7 +261,7 @@ class _SavedProgram:
         """Return why no value may follow from one placeholder: conditions, or several placeholders."""
         branches = sorted({node.op for node in self.nodes.values()} & _BRANCHES)
         if branches:
-            return f" and no conditions or loops ({', '.join(branches)})"
+            return f" (it has conditions or loops: {', '.join(branches)})"
         several = len(self.placeholders) > 1
         return f" (placeholders: {abbreviate_list(self.placeholders, 4)})" if several else ""
 
