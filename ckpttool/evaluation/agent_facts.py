@@ -321,9 +321,10 @@ def _read_statistics_file(file: str) -> dict[str, Any]:
     formula = schema.choose_formula([segments[-1] for segments in named if segments[:-1] == at])
     if numbers["clip"] is None:
         numbers["clip"] = read_default_clip(tree) or formula.clip
-    if numbers["epsilon"] is None and formula.outside:
+    epsilon = formula.epsilon if numbers["epsilon"] is None else numbers["epsilon"]
+    if formula.outside and isinstance(epsilon, int | float):
         std = _as_array(group["std"]) if "std" in group else np.sqrt(_as_array(group["var"]))
-        return {"mean": group["mean"], "var": (std + formula.epsilon) ** 2, **numbers, "epsilon": 0.0}
+        return {"mean": group["mean"], "var": (std + epsilon) ** 2, **numbers, "epsilon": 0.0}
     if numbers["epsilon"] is None and not formula.std:
         numbers["epsilon"] = formula.epsilon
     return {**group, **numbers}
