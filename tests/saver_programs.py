@@ -23,6 +23,35 @@ NODES = {
 }
 
 
+# Programs whose values depend on more than the observation.
+FED = ("rate", "scale", "condition", "functional", "flag")
+
+
+def build_fed(folder: Path) -> dict[str, Any]:
+    """Save Q-networks whose hidden values a fed rate, scale, condition or flag changes."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    for name in (*FED, "default"):
+        with tf.Graph().as_default(), v1.Session() as session:
+            (v1.enable_control_flow_v2 if name == "functional" else v1.disable_control_flow_v2)()
+            hidden = _dense(tf, v1, _observations(tf, v1), 16, "hidden", tf.nn.relu)
+            if name == "rate":
+                hidden = v1.nn.dropout(hidden, rate=v1.placeholder(tf.float32, [], name="fed"))
+            elif name in ("scale", "default"):
+                fed = v1.placeholder if name == "scale" else v1.placeholder_with_default
+                hidden *= fed(tf.float32 if name == "scale" else 3.0, [], name="fed")
+            else:
+                flag = v1.placeholder_with_default(True, [], "fed") if name == "flag" else None
+                flag = v1.placeholder(tf.bool, [], name="fed") if flag is None else flag
+                inner = hidden
+                hidden = v1.cond(flag, lambda h=inner: h * 2.0, lambda h=inner: h)
+            tf.argmax(_dense(tf, v1, hidden, ACTIONS, "q"), 1, name="choice")
+            session.run(v1.global_variables_initializer())
+            v1.train.Saver().save(session, str(folder / name / "model"), write_state=False)
+    return {}
+
+
 def build(folder: Path) -> dict[str, Any]:
     """Save every program below, its inputs and the values of its nodes."""
     import tensorflow as tf

@@ -327,3 +327,28 @@ def test_a_shape_for_several_inputs_names_them(folder: Path) -> None:
     options = shlex.split(refusal.err.partition("hint: ")[2])
     assert len(options) == 4
     assert in_process("inspect", "model", *options, cwd=folder / "dqn").status == 0
+
+
+@pytest.fixture(scope="module")
+def fed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require("tensorflow")
+    path = tmp_path_factory.mktemp("fed")
+    run(saver_programs.__file__, "build_fed", path)
+    return path
+
+
+@pytest.mark.parametrize("program", saver_programs.FED)
+def test_values_that_a_program_feeds_are_refused(fed: Path, program: str) -> None:
+    """A graph with a fed rate, scale or condition is not played as if it had none."""
+    checkpoint = ckpttool.open(str(fed / program / "model"))
+    assert read_graph(checkpoint) is None
+    with pytest.raises(ckpttool.CkpttoolError) as refused:
+        tensorflow_saver.read_policy(checkpoint, "actor", TARGET)
+    named = "fed" if program in ("rate", "scale") else "If" if program == "functional" else "Switch"
+    assert named in str(refused.value)
+
+
+def test_a_default_that_a_program_may_replace_is_an_assumption(fed: Path) -> None:
+    policy = tensorflow_saver.read_policy(ckpttool.open(str(fed / "default" / "model")), "actor", TARGET)
+    assert policy is not None
+    assert "fed" in policy.reason.split(": ")[-1].split(", ")

@@ -18,7 +18,7 @@ from ckpttool import convert
 from ckpttool.core import UnsupportedError
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.loaded_agent import load_agent
-from ckpttool.evaluation.restore import restore_agent
+from ckpttool.evaluation.restore import require_understood, restore_agent
 from ckpttool.networks import numpy_backend, policy_network
 from tests import tensorflow_child
 from tests.golden_texts import Golden
@@ -138,6 +138,70 @@ def test_settings_beside_the_folder_state_the_activation(path: str, tmp_path: Pa
     with pytest.raises(UnsupportedError) as caught:
         restore_agent(file).runnable("actor")
     golden(caught.value)
+
+
+SETTINGS = (
+    "params: {network: {mlp: {activation: elu}, space: {continuous: {mu_activation: None}}}, config: {%s}}"
+)
+
+
+@pytest.mark.parametrize("off", ["false", "0", "0.0"])
+def test_a_switch_of_the_settings_is_off_in_any_type(off: str, tmp_path: Path) -> None:
+    """Players do not map actions without `clip_actions`, whatever the type of the switch."""
+    file, mu = saved(tmp_path)
+    (tmp_path / "config.yaml").write_text(SETTINGS % f"clip_actions: {off}, normalize_input: 1")
+    obs = observations(OBS)
+    close(file, NO_FACTS, obs, mu(obs))
+    assert not [entry for entry in restore_agent(file).ledger if entry.open]
+
+
+@pytest.mark.parametrize(
+    ("setting", "what"),
+    [
+        ("clip_actions: maybe", "action map"),
+        ("normalize_input: maybe", "observation statistics"),
+        ("normalize_input: 0", "observation statistics"),
+    ],
+)
+def test_a_setting_that_is_unclear_or_contradicts_the_file_is_refused(
+    setting: str, what: str, tmp_path: Path
+) -> None:
+    file, _ = saved(tmp_path)
+    (tmp_path / "config.yaml").write_text(SETTINGS % setting)
+    agent = restore_agent(file)
+    assert [entry.what for entry in agent.ledger if entry.open] == [what]
+    with pytest.raises(UnsupportedError) as refused:
+        require_understood(agent.binding, agent.known)
+    assert "config.yaml" in str(refused.value)
+
+
+def test_a_missing_activation_does_not_hide_other_settings(tmp_path: Path) -> None:
+    file, _ = saved(tmp_path, normed=False)
+    (tmp_path / "config.yaml").write_text("params: {config: {normalize_input: true}}")
+    assert "observation statistics" in [entry.what for entry in restore_agent(file).ledger if entry.open]
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, 1e39])
+def test_statistics_that_overflowed_are_refused_and_their_tensors_converted(
+    value: float, tmp_path: Path
+) -> None:
+    """A run that diverged has a variance that is not finite: neither played, nor an unexpected error."""
+    file, _ = saved(tmp_path)
+    stored = torch.load(file, weights_only=True)
+    stored["model"]["running_mean_std.running_var"][1] = value
+    torch.save(stored, file)
+    convert(file, str(tmp_path / "out.npz"), facts=GIVEN)
+    with np.load(tmp_path / "out.npz") as written:
+        row = next(written[name] for name in written.files if name.endswith("running_var"))
+    np.testing.assert_array_equal(row, stored["model"]["running_mean_std.running_var"].numpy())
+    agent = restore_agent(file, facts=GIVEN)
+    assert agent.known.obs_norm is None
+    with pytest.raises(UnsupportedError) as refused:
+        require_understood(agent.binding, agent.known)
+    assert str(refused.value.hint).startswith("--obs-norm FILE")
+    np.savez(tmp_path / "rms.npz", mean=MEAN, var=VAR)
+    complete = restore_agent(file, facts=AgentFacts(activations="elu", obs_norm=str(tmp_path / "rms.npz")))
+    require_understood(complete.binding, complete.known)
 
 
 COUNTS = (3, 2, 4)

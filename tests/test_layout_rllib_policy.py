@@ -163,12 +163,14 @@ def test_ddpg_squashes_the_whole_layer(obs: np.ndarray) -> None:
     np.testing.assert_allclose(played(tree, obs), unsquashed(squashed), atol=1e-5)
 
 
-def with_filter(tree: Tree, count: int) -> Tree:
-    prefix = "algorithm_state/worker/filters/default_policy/running_stats"
+def with_filter(tree: Tree, count: int, **settings: object) -> Tree:
+    above = "algorithm_state/worker/filters/default_policy"
+    prefix = f"{above}/running_stats"
     stats = {
         f"{prefix}/mean_array": np.asarray([1.0, -1.0, 0.5]),
         f"{prefix}/sum_sq_diff_array": np.asarray([40.0, 10.0, 90.0]),
         f"{prefix}/num_pushes": count,
+        **{f"{above}/{name}": value for name, value in settings.items()},
     }
     return Tree({**tree.leaves, **torch_tree(stats).leaves})
 
@@ -182,6 +184,25 @@ def test_the_filters_statistics_are_used(obs: np.ndarray, count: int) -> None:
     x = ((obs - mean) / (np.sqrt(var) + 1e-8)).astype(np.float32)
     expected = unsquashed(np.tanh(by_hand(sac(), chain("action_model/"), x, relu)[:, :ACT]))
     np.testing.assert_allclose(played(tree, obs), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("limit", [0.75, np.asarray(0.75), None, 0])
+def test_the_limit_of_a_filter_is_used(limit: Any, obs: np.ndarray) -> None:
+    """rllib/utils/filter.py, MeanStdFilter: `clip` limits what it returns, if it is not None or 0."""
+    tree = with_filter(sac(), 11, demean=True, destd=1, clip=limit)
+    x = (obs - np.asarray([1.0, -1.0, 0.5])) / (np.sqrt(np.asarray([40.0, 10.0, 90.0]) / 10) + 1e-8)
+    x = np.clip(x, -limit, limit) if limit else x
+    expected = unsquashed(
+        np.tanh(by_hand(sac(), chain("action_model/"), x.astype(np.float32), relu)[:, :ACT])
+    )
+    np.testing.assert_allclose(played(tree, obs), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("setting", [{"demean": False}, {"destd": 0}, {"clip": "10"}, {"destd": "no"}])
+def test_a_filter_with_another_formula_is_not_applied(setting: dict[str, object]) -> None:
+    facts = bound(with_filter(sac(), 11, **setting)).facts
+    assert facts.norm is None
+    assert [lack.what for lack in facts.lacks if lack.decides] == ["observation statistics"]
 
 
 def test_a_filter_that_saw_nothing_is_said(golden: Golden) -> None:

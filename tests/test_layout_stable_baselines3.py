@@ -22,6 +22,7 @@ from ckpttool.core import (
     Leaf,
     Tree,
     UnsupportedError,
+    UsageError,
     display,
     plugins,
     sidecar,
@@ -347,6 +348,66 @@ def test_statistics_that_were_not_used(tmp_path: Path) -> None:
     agent = restore_agent(path)
     assert agent.known.obs_norm is None
     assert not [entry for entry in agent.ledger if entry.use in ("not used", "cannot be known")]
+
+
+OFF = [False, 0, 0.0, np.False_, np.int64(0), np.array(False), np.array([0], "u1")]
+
+
+@pytest.mark.parametrize("stored", OFF, ids=repr)
+def test_a_switch_that_is_off_in_any_type_is_off(stored: object, tmp_path: Path) -> None:
+    """Observations that training did not normalise are not normalised, whatever the type of the switch."""
+    path = sb3.td3_agent(tmp_path / "agent.zip")
+    file = sb3.statistics(tmp_path / "vec_normalize.pkl", norm_obs=stored)
+    agent = restore_agent(path)
+    assert agent.known.obs_norm is None
+    assert not [entry for entry in agent.ledger if entry.use in ("not used", "cannot be known")]
+    with pytest.raises(UsageError) as refused:
+        AgentFacts(obs_norm=file)
+    assert refused.value.path == "norm_obs"
+
+
+@pytest.mark.parametrize("stored", [True, 1, np.True_, np.array(1)], ids=repr)
+def test_a_switch_that_is_on_in_any_type_is_on(stored: object, tmp_path: Path) -> None:
+    path = sb3.td3_agent(tmp_path / "agent.zip")
+    file = sb3.statistics(tmp_path / "vec_normalize.pkl", norm_obs=stored)
+    used = restore_agent(path).known.obs_norm
+    assert used is not None
+    assert AgentFacts(obs_norm=file).known["obs_norm"] == used
+
+
+@pytest.mark.parametrize("stored", ["no", 2, -1, None, [True], np.array([0, 1]), float("nan")], ids=repr)
+def test_a_switch_that_is_not_understood_is_neither(stored: object, tmp_path: Path) -> None:
+    path = sb3.td3_agent(tmp_path / "agent.zip")
+    file = sb3.statistics(tmp_path / "vec_normalize.pkl", norm_obs=stored)
+    agent = restore_agent(path)
+    assert agent.known.obs_norm is None
+    assert [entry.open for entry in agent.ledger if entry.what == "observation statistics"] == [True]
+    with pytest.raises(UsageError) as refused:
+        AgentFacts(obs_norm=file)
+    assert refused.value.path == "norm_obs"
+
+
+@pytest.mark.parametrize("number", [np.float64(2.5), np.float32(2.5), np.array(2.5), np.ones(1)], ids=repr)
+def test_numbers_of_any_type_are_used(number: Any, tmp_path: Path) -> None:
+    """A limit and an epsilon that are stored as NumPy's numbers replace the defaults."""
+    path = sb3.td3_agent(tmp_path / "agent.zip")
+    file = sb3.statistics(tmp_path / "vec_normalize.pkl", clip_obs=number, epsilon=number)
+    used = restore_agent(path).known
+    assert used.obs_norm is not None
+    assert (used.obs_norm["clip"], used.obs_norm["epsilon"]) == (float(np.sum(number)),) * 2
+    assert AgentFacts(obs_norm=file).known["obs_norm"] == used.obs_norm
+
+
+@pytest.mark.parametrize("setting", ["clip_obs", "epsilon"])
+@pytest.mark.parametrize("stored", ["5", [5.0, 5.0], np.ones(3), True], ids=repr)
+def test_settings_that_are_not_understood_are_not_defaults(
+    setting: str, stored: object, tmp_path: Path
+) -> None:
+    path = sb3.td3_agent(tmp_path / "agent.zip")
+    sb3.statistics(tmp_path / "vec_normalize.pkl", **{setting: stored})
+    agent = restore_agent(path)
+    assert agent.known.obs_norm is None
+    assert [entry.open for entry in agent.ledger if entry.what == "observation statistics"] == [True]
 
 
 def test_statistics_of_dict_observations_are_said(tmp_path: Path) -> None:

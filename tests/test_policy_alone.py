@@ -1530,3 +1530,76 @@ def test_outputs_of_other_discrete_actions_need_no_action_map(tmp_path: Path) ->
         load_agent(str(path), "CartPole-v1", facts=facts)
     assert "Discrete(2)" in str(caught.value.expected)
     assert "5" in str(caught.value.found)
+
+
+NAMED = {
+    "rsl_rl's": ({"_mean": [1.0], "_var": [4.0], "_std": [2.0], "count": 9}, [1.0], [2.01**2], 0.0, None),
+    "rl_games'": ({"running_mean": [1.0], "running_var": [4.0], "count": 9}, [1.0], [4.0], 1e-5, 5.0),
+    "skrl's": (
+        {"running_mean": [1.0], "running_variance": [4.0], "current_count": 9},
+        [1.0],
+        [(2 + 1e-8) ** 2],
+        0.0,
+        5.0,
+    ),
+    "rsl_rl's with its epsilon": (
+        {"_mean": [1.0], "_std": [2.0], "eps": 0.5},
+        [1.0],
+        [2.5**2],
+        0.0,
+        None,
+    ),
+    "its own": ({"mean": [1.0], "var": [4.0], "eps": 0.5, "clip_max": 3.0}, [1.0], [4.0], 0.5, 3.0),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_statistics_of_a_library_have_its_formula(case: str, tmp_path: Path) -> None:
+    """`--obs-norm` applies the formula of the class that the names of the buffers show."""
+    stored, mean, var, epsilon, clip = NAMED[case]
+    file = saved(tmp_path / "norm.pt", {k: torch.tensor(v, dtype=torch.float64) for k, v in stored.items()})
+    known = AgentFacts(obs_norm=str(file)).known["obs_norm"]
+    np.testing.assert_allclose(known["mean"], mean)
+    np.testing.assert_allclose(known["var"], var, rtol=1e-12)
+    assert (known["epsilon"], known["clip"]) == (epsilon, clip)
+
+
+@pytest.mark.parametrize("name", ["scale", "weight", "num_batches_tracked", "clip_low", "shift", "min"])
+@pytest.mark.parametrize("form", ["torch", "nested", "json", "python"])
+def test_settings_beside_statistics_that_are_not_understood_are_refused(
+    form: str, name: str, tmp_path: Path
+) -> None:
+    """A setting that may change the numbers is not passed over; the hint's file is accepted."""
+    plain: dict[str, Any] = {"mean": [0.0, 1.0], "var": [1.0, 4.0], "count": 9.0}
+    stored = {**plain, name: 2.0}
+    file = tmp_path / "norm.json"
+    if form == "json":
+        file.write_text(json.dumps(stored))
+    elif form != "python":
+        file = tmp_path / "norm.pt"
+        tensors = {what: torch.tensor(value) for what, value in stored.items()}
+        torch.save({"obs_rms": tensors} if form == "nested" else tensors, file)
+    with pytest.raises(UsageError) as refused:
+        AgentFacts(obs_norm=stored if form == "python" else str(file))
+    assert str(refused.value.path).rpartition("/")[2] == name
+    assert refused.value.hint is not None
+    option, written = refused.value.hint.split()[-2:]
+    assert option == "--obs-norm"
+    (tmp_path / written).write_text(json.dumps({**plain, "epsilon": 1e-8, "clip": None}))
+    assert AgentFacts(obs_norm=str(tmp_path / written)).known["obs_norm"]["mean"] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("stored", [False, 0], ids=repr)
+@pytest.mark.parametrize("form", ["json", "torch", "python"])
+def test_statistics_that_training_did_not_apply_are_refused(
+    form: str, stored: object, tmp_path: Path
+) -> None:
+    plain = {"mean": [0.0, 1.0], "var": [1.0, 4.0], "norm_obs": stored}
+    file = tmp_path / f"norm.{form}"
+    if form == "json":
+        file.write_text(json.dumps(plain))
+    elif form == "torch":
+        torch.save({name: torch.tensor(value) for name, value in plain.items()}, file)
+    with pytest.raises(UsageError) as refused:
+        AgentFacts(obs_norm=plain if form == "python" else str(file))
+    assert refused.value.path == "norm_obs"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -295,7 +296,7 @@ def _count_plain_values(value: object, depth: int = 0) -> int | None:
     if value is None or isinstance(value, bool):
         return 1
     whole = isinstance(value, int) and abs(value) <= _LARGEST_INTEGER
-    return 1 if whole or isinstance(value, float) else None
+    return 1 if whole or (isinstance(value, float) and math.isfinite(value)) else None
 
 
 def _is_plain_mapping(value: object) -> bool:

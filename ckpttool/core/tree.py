@@ -337,6 +337,16 @@ class Tree(Mapping[Path, Leaf | ValueLeaf]):
         return display_exact(alias.path) if shown in self._shown else shown
 
     @cached_property
+    def entries(self) -> Mapping[str, Leaf | ValueLeaf]:
+        """Every entry by display name, also one that shares its storage with another.
+
+        Pickle stores an array or a NumPy scalar under several names once.
+        """
+        seconds = ((self.alias_name(alias), path) for path, rest in self.aliases.items() for alias in rest)
+        first = {shown: self.leaves[path] for path, shown in self.names.items()}
+        return {**{name: self.leaves[path] for name, path in seconds}, **first}
+
+    @cached_property
     def _shown(self) -> frozenset[str]:
         return frozenset(self.names.values())
 

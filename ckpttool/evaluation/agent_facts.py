@@ -15,17 +15,16 @@ from ckpttool.core.dtypes import np
 from ckpttool.core.errors import UsageError, abbreviate_list, suggest_choice
 from ckpttool.core.kinds import ACTIVATION_SYNONYMS, ACTIVATIONS
 from ckpttool.core.sidecar import NotUnderstood, Sidecar
-from ckpttool.core.tree import Leaf, ValueLeaf
+from ckpttool.core.tree import Leaf, Tree, ValueLeaf
 
 GIVEN = "given"
 _HEADS = {"linear": "identity", "none": "identity", "squashed_gaussian": "affine"}
 _BOUNDS = "bounds are LOW and HIGH: two numbers, or a number for each action, separated by commas"
 _SCALED_TANH = ("tanh", "affine", "tanh_clip_affine")
-_MEAN = ("mean", "running_mean")
-_VAR = ("var", "running_var", "variance")
-_STD = ("std", "running_std")
 # Names of statistics other than those of observations, in the files of Stable-Baselines3 and others.
 _OTHERS = ("ret", "ret_rms", "return", "returns", "reward", "reward_rms", "rewards", "value", "critic")
+# Names of the switch that VecNormalize and other programs store beside statistics.
+_SWITCHES = ("norm_obs", "normalize_obs", "obs_normalization")
 # gymnasium/wrappers/stateful_observation.py and stable_baselines3/common/vec_env/vec_normalize.py.
 _EPSILON = 1e-8
 # Networks compute in float32.
@@ -235,7 +234,7 @@ def parse_bounds(pair: tuple[str, str] | None) -> tuple[list[float], list[float]
 def _parse_statistics(source: str | Mapping[str, Any]) -> dict[str, Any]:
     """Return observation statistics in sidecar form; raise UsageError for missing or invalid ones."""
     file = source if isinstance(source, str) else None
-    statistics = _read_statistics_file(source) if isinstance(source, str) else dict(source)
+    statistics = _read_statistics_file(source) if isinstance(source, str) else _plain_statistics(source, None)
     names = ("mean", "var", "std", "epsilon", "clip")
     mean, var, std, epsilon, clip = (_read_numbers(statistics, name, file) for name in names)
     if mean is None or (var is None and std is None):
@@ -258,6 +257,15 @@ def _parse_statistics(source: str | Mapping[str, Any]) -> dict[str, Any]:
     parts = {"parts": dict(statistics["parts"])} if statistics.get("parts") else {}
     limit = clip and float(clip)
     return {"mean": mean.tolist(), "var": var.tolist(), "epsilon": epsilon, "clip": limit, **parts}
+
+
+def _plain_statistics(record: Mapping[str, Any], file: str | None) -> dict[str, Any]:
+    """Return statistics by their names here; raise UsageError for an entry that is none of them."""
+    from ckpttool.libraries.schema import CLIP_NAMES, EPSILON_NAMES
+
+    _require_known_settings({(name,): value for name, value in record.items() if name != "parts"}, (), file)
+    spellings = {**dict.fromkeys(CLIP_NAMES, "clip"), **dict.fromkeys(EPSILON_NAMES, "epsilon")}
+    return {spellings.get(name, name): value for name, value in record.items()}
 
 
 def _read_numbers(statistics: Mapping[str, Any], name: str, file: str | None) -> Any:
@@ -288,18 +296,44 @@ def _join_parts(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def _read_statistics_file(file: str) -> dict[str, Any]:
     from ckpttool.formats.detect import open_checkpoint
+    from ckpttool.libraries import schema
     from ckpttool.libraries.sb3 import read_default_clip
 
     if file.endswith(".json"):
         record = documents.load_json(file, "the statistics", "sidecar_bytes")
-        return dict(inner if isinstance(inner := record.get("obs_norm"), Mapping) else record)
+        return _plain_statistics(
+            inner if isinstance(inner := record.get("obs_norm"), Mapping) else record, file
+        )
     tree = open_checkpoint(file).tree
-    named = {tuple(shown.split("/")): tree[path] for path, shown in tree.names.items()}
+    named = {tuple(name.split("/")): leaf for name, leaf in tree.entries.items()}
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     for segments, leaf in named.items():
-        for what, names in (("mean", _MEAN), ("var", _VAR), ("std", _STD)):
-            if segments[-1:] and segments[-1] in names and isinstance(leaf, Leaf):
-                groups.setdefault(segments[:-1], {}).setdefault(what, leaf)
+        what = schema.STATISTIC_NAMES.get(segments[-1].lstrip("_")) if segments else None
+        if what is not None and isinstance(leaf, Leaf):
+            groups.setdefault(segments[:-1], {}).setdefault(what, leaf)
+    at, group = _choose_group(groups, tree, file)
+    _require_known_settings(named, at, file)
+    settings = {"epsilon": schema.EPSILON_NAMES, "clip": schema.CLIP_NAMES}
+    numbers = {}
+    for setting, spellings in settings.items():
+        values = (_scalar_value(named, (*prefix, name)) for prefix in (at, ()) for name in spellings)
+        numbers[setting] = next((value for value in values if value is not None), None)
+    formula = schema.choose_formula([segments[-1] for segments in named if segments[:-1] == at])
+    if numbers["clip"] is None:
+        numbers["clip"] = read_default_clip(tree) or formula.clip
+    epsilon = formula.epsilon if numbers["epsilon"] is None else numbers["epsilon"]
+    if formula.outside and isinstance(epsilon, int | float):
+        std = _as_array(group["std"]) if "std" in group else np.sqrt(_as_array(group["var"]))
+        return {"mean": group["mean"], "var": (std + epsilon) ** 2, **numbers, "epsilon": 0.0}
+    if numbers["epsilon"] is None and not formula.std:
+        numbers["epsilon"] = formula.epsilon
+    return {**group, **numbers}
+
+
+def _choose_group(
+    groups: Mapping[tuple[str, ...], dict[str, Any]], tree: Tree, file: str
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the location and the rows of the only statistics of observations; UsageError without them."""
     whole = {at: g for at, g in groups.items() if "mean" in g and ("var" in g or "std" in g)}
     own_groups = {at: g for at, g in whole.items() if not at or at[-1] not in _OTHERS} or whole
     wrapped = any(str(container.name).endswith(".VecNormalize") for container in tree.containers.values())
@@ -313,23 +347,34 @@ def _read_statistics_file(file: str) -> dict[str, Any]:
             file=file,
             expected="entries `mean` and `var` (or `std`) side by side",
             found=abbreviate_list(
-                ["/".join(at) or "the top" for at in own_groups]
-                or ["/".join(s) for s in named]
-                or ["nothing"],
+                ["/".join(at) or "the top" for at in own_groups] or list(tree.names.values()) or ["nothing"],
                 4,
             ),
         )
-    ((at, group),) = own_groups.items()
-    if _scalar_value(named, ("norm_obs",)) is False:
-        raise UsageError("the file records that observations were not normalised", file=file, path="norm_obs")
-    settings = {"epsilon": ["epsilon"], "clip": ["clip", "clip_obs"]}
-    numbers = {}
-    for setting, spellings in settings.items():
-        values = (_scalar_value(named, (*prefix, name)) for prefix in (at, ()) for name in spellings)
-        numbers[setting] = next((value for value in values if value is not None), None)
-    if numbers["clip"] is None:
-        numbers["clip"] = read_default_clip(tree)
-    return {**group, **numbers}
+    return next(iter(own_groups.items()))
+
+
+def _require_known_settings(
+    named: Mapping[tuple[str, ...], Any], at: tuple[str, ...], file: str | None
+) -> None:
+    """Raise UsageError if a switch is off, or if an entry beside the statistics at `at` is not understood."""
+    from ckpttool.libraries import schema
+
+    understood = {*schema.STATISTIC_NAMES, *schema.EPSILON_NAMES, *schema.CLIP_NAMES, *schema.IDLE_NAMES}
+    for segments, value in named.items():
+        if segments[:1] and segments[0] in _SWITCHES:
+            leaf = value if isinstance(value, Leaf | ValueLeaf) else ValueLeaf(value)
+            if len(segments) > 1 or not schema.read_switch(leaf, default=True):
+                what = "the file does not record that observations were normalised"
+                raise UsageError(what, file=file, path=segments[0], expected="true")
+        elif segments[:-1] == at and segments[-1].lstrip("_").lower() not in understood:
+            raise UsageError(
+                "the statistics have a setting that is not understood",
+                file=file,
+                path="/".join(segments),
+                expected="mean and var (or std), optional epsilon and clip",
+                hint="write mean, var, epsilon and clip as applied to FILE.json: --obs-norm FILE.json",
+            )
 
 
 def _scalar_value(named: Mapping[tuple[str, ...], Leaf | ValueLeaf], at: tuple[str, ...]) -> Any:

@@ -100,7 +100,8 @@ class PolicyUsage(NamedTuple):
     @property
     def normalised(self) -> bool:
         """Whether a file or a person specifies how observations are normalised, or that they are not."""
-        stated = "norm" in self.binding.facts.origins or "obs_norm" in self.known.provenance
+        facts = self.binding.facts
+        stated = "norm" in facts.origins or "obs_norm" in {**facts.stated, **self.known.provenance}
         return stated or self.known.obs_norm is not None
 
     @property

@@ -214,7 +214,7 @@ def build_ledger(
 
 
 # The option that sets a fact otherwise decided by a library's default.
-STATED_BY = {"activations": "--activation NAME", "head": "--head NAME"}
+STATED_BY = {"activations": "--activation NAME", "head": "--head NAME", "obs_norm": "--obs-norm FILE"}
 
 
 def assumed_entries(
@@ -1028,6 +1028,19 @@ def _drop_contradicted(own: VerifiedSidecar, names: Sequence[str]) -> VerifiedSi
     return replace(own, sidecar=replace(own.sidecar, **gone, provenance=provenance))
 
 
+def _without_infinite_statistics(binding: RecognizedAgent) -> RecognizedAgent:
+    """Return the binding without observation statistics that overflowed, as those of a run that diverged."""
+    statistics = _statistics_fact(binding.facts.norm)
+    if statistics is None:
+        return binding
+    # Networks compute in float32.
+    if (np.abs([*statistics["mean"], *statistics["var"]]) <= np.finfo(np.float32).max).all():
+        return binding
+    where = binding.facts.origins.get("norm", "the file")
+    facts = binding.facts._replace(norm=None)
+    return replace(binding, facts=facts.not_understood("obs_norm", "with values that are not finite", where))
+
+
 def with_records(binding: RecognizedAgent, tree: Tree, checkpoint: Checkpoint) -> RecognizedAgent:
     """Return the binding extended by data that its layout does not read.
 
@@ -1039,6 +1052,7 @@ def with_records(binding: RecognizedAgent, tree: Tree, checkpoint: Checkpoint) -
     if part is not None and binding.layout != NO_LAYOUT and part.component not in binding.fronts:
         width, _ = layer_widths(select_network_leaves(tree, binding), part)
         binding = schema.apply_statistics(binding, tree, width)
+    binding = _without_infinite_statistics(binding)
     binding = layer_connections.read_hidden_activations(binding, checkpoint)
     part = binding.policy
     if part is None or binding.layout == NO_LAYOUT:

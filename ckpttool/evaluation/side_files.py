@@ -200,6 +200,7 @@ def _statistics_file(
 def _statistics_sizes(file: str) -> Sequence[int] | None:
     """Return the lengths of a file's number rows, empty if it cannot be read; None for a network."""
     from ckpttool.formats.detect import open_checkpoint
+    from ckpttool.libraries.schema import read_switch
 
     try:
         if os.path.getsize(file) > _LARGEST:
@@ -211,8 +212,7 @@ def _statistics_sizes(file: str) -> Sequence[int] | None:
             rows = [document, *(group for group in document.values() if isinstance(group, dict))]
             return [len(row) for group in rows for row in group.values() if isinstance(row, list)]
         tree = open_checkpoint(file).tree
-        stated = {path[-1].value: leaf.value for path, leaf in tree.plain()}
-        if stated.get("norm_obs") is False:
+        if read_switch(tree.entries.get("norm_obs"), default=True) is False:
             return None
         tensors = [leaf for _, leaf in tree.tensors()]
         if any(sum(extent > 1 for extent in leaf.shape) > 1 for leaf in tensors):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from ckpttool.core import deferred, filesystem, limits
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.source import File
 from ckpttool.core.tree import Path
 from ckpttool.formats import tf_common, tf_saved_model_messages
@@ -37,6 +37,10 @@ _COMBINED = frozenset(("Add", "AddV2", "Mul", "Identity", "BroadcastTo", "Reshap
 _PASSED = frozenset(("Add", "AddV2", "BiasAdd", "Identity", "Reshape", "Squeeze"))
 _GRADIENTS = deferred.compile(r"(.*/)?(gradients(_\d+)?|[^/]*_grad)/.*", re.DOTALL)
 _MOST_PLACEHOLDERS, _MOST_ENDS = 64, 64
+
+
+# tf.cond and tf.while_loop of TensorFlow 1 (control_flow_ops.py), and of its version 2 of control flow.
+_BRANCHES = frozenset(("Switch", "Merge", "Enter", "Exit", "If", "StatelessIf", "While", "StatelessWhile"))
 
 
 class PolicyGraph(NamedTuple):
@@ -71,7 +75,13 @@ def read_policy(checkpoint: Checkpoint, network: str, target: re.Pattern[str]) -
         return None
     names, reason = _choose_results(program, network, target)
     graph = program.graph(names)
-    return None if graph is None else PolicyGraph(graph, reason)
+    if graph is None:
+        raise UnsupportedError(f"no network in it ends with values of one input{program.describe_fed()}")
+    defaults = program.list_defaults(names)
+    if defaults:
+        kept = f"values that the program may feed keep their defaults: {abbreviate_list(defaults, 4)}"
+        reason = f"{reason}; {kept}" if reason else kept
+    return PolicyGraph(graph, reason)
 
 
 def _choose_results(program: _SavedProgram, network: str, target: re.Pattern[str]) -> tuple[list[str], str]:
@@ -240,6 +250,20 @@ class _SavedProgram:
             for input_ in _data_inputs(node)
             if self._is_variable(input_)
         }
+
+    def list_defaults(self, names: Sequence[str]) -> list[str]:
+        """Return the placeholders with a default that values follow from: a flag, a rate, a scale."""
+        return [
+            name for name in _reach(names, self._inputs) if self.nodes[name].op == "PlaceholderWithDefault"
+        ]
+
+    def describe_fed(self) -> str:
+        """Return why no value may follow from one placeholder: conditions, or several placeholders."""
+        branches = sorted({node.op for node in self.nodes.values()} & _BRANCHES)
+        if branches:
+            return f" (it has conditions or loops: {', '.join(branches)})"
+        several = len(self.placeholders) > 1
+        return f" (placeholders: {abbreviate_list(self.placeholders, 4)})" if several else ""
 
     def _inputs(self, name: str) -> Iterator[str]:
         return _data_inputs(self.nodes[name]) if name in self.nodes else iter(())

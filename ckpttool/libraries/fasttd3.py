@@ -124,8 +124,11 @@ def _add_normalizer(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     """Return the binding with the statistics, if the arguments state no other (train.py: nn.Identity)."""
     where, facts = "obs_normalizer_state", binding.facts
     setting = tree.get((key("args"), key("obs_normalization")))
-    stated = setting.value if isinstance(setting, ValueLeaf) else None
+    stated = None if setting is None else schema.read_switch(setting, default=True)
     mean, std = (tree.get((key(where), key(name))) for name in ("_mean", "_std"))
+    if setting is not None and stated is None:
+        text = "whose switch obs_normalization is no single value"
+        return replace(binding, facts=facts.not_understood("obs_norm", text, "args"))
     if stated is False:
         unused = {move.source for move in binding.moves.moves if move.target[0] == attr(schema.NORMALIZER)}
         kept = tuple(move for move in binding.moves.moves if move.source not in unused)

@@ -174,32 +174,46 @@ def companions(location: str) -> Sequence[str]:
 
 def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with the activation and the action map from the settings."""
-    recorded = {"/".join(str(step.value) for step in path): leaf.value for path, leaf in tree.plain()}
+    recorded = {"/".join(str(step.value) for step in path): leaf for path, leaf in tree.plain()}
 
-    def stated(name: str) -> object:
-        values = [value for key, value in recorded.items() if f"/{key}".endswith(f"/params/{name}")]
-        return values[0] if len(values) == 1 else None
+    def stated(name: str) -> ValueLeaf | None:
+        leaves = [leaf for key, leaf in recorded.items() if f"/{key}".endswith(f"/params/{name}")]
+        return leaves[0] if len(leaves) == 1 else None
 
-    hidden, last = stated("network/mlp/activation"), stated("network/space/continuous/mu_activation")
-    if not isinstance(hidden, str):
-        return binding
+    activation, mu = stated("network/mlp/activation"), stated("network/space/continuous/mu_activation")
+    hidden = None if activation is None else activation.value
+    last = str((mu and mu.value) or "None")
     where = os.path.basename(file)
-    facts = binding.facts
+    facts = _add_input_switch(binding.facts, stated("config/normalize_input"), where)
+    if not isinstance(hidden, str):
+        return replace(binding, facts=facts)
     facts = facts.without_lack("activation").read(where, hidden=_ACTIVATIONS.get(hidden, hidden))
-    mapped = stated("config/clip_actions") is not False
+    mapped = schema.read_switch(stated("config/clip_actions"), default=True)
     heads = {"None": ("clip_affine", "identity"), "tanh": ("affine", "unit_tanh")}
-    head = heads.get(str(last or "None"))
+    head = heads.get(last)
     # These are settings of continuous actions.
     if facts.head != "argmax":
-        if head is not None:
+        if mapped is None:
+            facts = facts.not_understood(
+                "head", "chosen by clip_actions, which is neither true nor false", where
+            )
+        elif head is not None:
             facts = facts.read(where, head=head[0] if mapped else head[1])
         else:
             binding = binding.refused("actor", f"{last} after the last layer")
     if hidden not in _ACTIVATIONS:
         binding = binding.refused("actor", f"{hidden} activations")
-    if stated("config/normalize_input") is True and facts.norm is None:
-        facts = facts.lacking(NO_STATISTICS)
     return replace(binding, facts=facts)
+
+
+def _add_input_switch(facts: AgentMetadata, switch: ValueLeaf | None, where: str) -> AgentMetadata:
+    """Return the facts with what the settings state on observation statistics, if the file has other ones."""
+    normalises = schema.read_switch(switch, default=facts.norm is not None)
+    if normalises is None or (facts.norm is not None and not normalises):
+        state = "which is neither true nor false" if normalises is None else "although the file has them"
+        text = f"switched off by normalize_input, {state}"
+        return facts._replace(norm=None).not_understood("obs_norm", text, where)
+    return facts.lacking(NO_STATISTICS) if normalises and facts.norm is None else facts
 
 
 def plan(binding: RecognizedAgent, agent: Tree, settings: Settings) -> Plan:

@@ -265,7 +265,7 @@ def recognize_policy(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: 
     if len(roots) != 1:
         return None
     (policy,) = roots
-    recorded = {tree.names[path]: leaf for path, leaf in tree.items()}
+    recorded = tree.entries
     table = _choose_policy_table(f"{policy}weights", recorded)
     binding = bind(tree, table) if table is not None else None
     if binding is not None and table is not None and table.facts is _POLICY_DQN:
@@ -480,8 +480,25 @@ def _statistics(facts: AgentMetadata, recorded: Said, policy: str) -> AgentMetad
                 "observation statistics", "observation statistics: the filter received no observations"
             )
         )
-    norm = mean_std(recorded, statistics)
+    norm = _limit(mean_std(recorded, statistics), recorded, statistics.rpartition("/")[0], _FILTER_ATTRIBUTES)
     return facts.lacking(NO_STATISTICS) if norm is None else facts.read(statistics, norm=norm)
+
+
+# rllib/utils/filter.py, MeanStdFilter: whether it subtracts and divides, and the limit of the result.
+_FILTER_ATTRIBUTES = ("demean", "destd", "clip")
+# Its connector's settings (rllib/connectors/env_to_module/mean_std_filter.py).
+_FILTER_SETTINGS = ("de_mean_to_zero", "de_std_to_one", "clip_by_value")
+
+
+def _limit(
+    norm: ObservationNormalizer | None, recorded: Said, folder: str, names: tuple[str, str, str]
+) -> ObservationNormalizer | None:
+    """Return the statistics with the limit of their filter; None for another formula or an unclear one."""
+    flags = [schema.read_switch(recorded.get(f"{folder}/{name}"), default=True) for name in names[:2]]
+    limit = recorded.get(f"{folder}/{names[2]}")
+    clip = schema.read_number(limit)
+    none = limit is None or (isinstance(limit, ValueLeaf) and limit.value in (None, False))
+    return norm._replace(clip=clip or None) if norm and all(flags) and (none or clip is not None) else None
 
 
 def mean_std(recorded: Said, folder: str) -> ObservationNormalizer | None:
@@ -604,22 +621,20 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 def _add_filter_statistics(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
     """Return the facts with the statistics of a MeanStdFilter among the connectors, if there is one."""
-    recorded = {tree.names[path]: leaf for path, leaf in tree.items()}
+    recorded = tree.entries
     means = [name for name in recorded if name.startswith(_CONNECTORS) and name.endswith("/mean_array")]
     if not means:
         return facts
     agent = means[0].rpartition("/running_stats/")[0]
     norm = mean_std(recorded, f"{agent}/running_stats/0") if len(means) == 1 else None
-    flags = [recorded.get(f"{agent}/{name}") for name in ("de_mean_to_zero", "de_std_to_one")]
-    whole = all(isinstance(flag, ValueLeaf) and flag.value is True for flag in flags)
-    clip = recorded.get(f"{agent}/clip_by_value")
-    limit = clip.value if isinstance(clip, ValueLeaf) else ""
+    norm = _limit(norm, recorded, agent, _FILTER_SETTINGS)
+    whole = all(f"{agent}/{name}" in recorded for name in _FILTER_SETTINGS)
     pushes = recorded.get(f"{agent}/running_stats/0/num_pushes")
     alone = isinstance(pushes, ValueLeaf) and pushes.value == 1  # its variance differs between versions
-    if norm is None or alone or not whole or not isinstance(limit, int | float | None):
+    if norm is None or alone or not whole:
         return facts.lacking(NO_STATISTICS)
     where = f"{agent.rpartition('/')[0] or agent}/state.pkl"
-    return facts.read(where, norm=norm._replace(clip=float(limit) if limit else None))
+    return facts.read(where, norm=norm)
 
 
 def _add_hidden_relu(binding: RecognizedAgent) -> AgentMetadata:
@@ -700,7 +715,7 @@ def read_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
     above, name = os.path.split(os.path.dirname(file))
     if os.path.basename(above) == os.path.basename(_CONNECTORS):
         return _check_connector(binding, name)
-    recorded = {tree.names[path]: leaf for path, leaf in tree.items()}
+    recorded = tree.entries
     facts = binding.facts
     low, high = (read_numbers(_find_only(recorded, f"action_space/{end}")) for end in ("low", "high"))
     facts = facts.bounded(_ARGUMENTS_FILE, low, high) or facts
@@ -753,6 +768,6 @@ def _check_connector(binding: RecognizedAgent, name: str) -> RecognizedAgent:
     return binding.entered(LedgerEntry("not used", "wrapper", f"connector {name}", where, decides=True))
 
 
-def _find_only(recorded: dict[str, Leaf | ValueLeaf], ending: str) -> Leaf | ValueLeaf | None:
+def _find_only(recorded: Mapping[str, Leaf | ValueLeaf], ending: str) -> Leaf | ValueLeaf | None:
     leaves = [leaf for name, leaf in recorded.items() if name.endswith(f"/{ending}")]
     return leaves[0] if len(leaves) == 1 else None

@@ -776,11 +776,19 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> Recogniz
     """Add the running statistics; `norm_obs` may state that observations were not normalised."""
     if "norm" in binding.facts.origins:
         return binding
-    entries = {shown: tree[path] for path, shown in tree.names.items()}
+    entries = tree.entries
     mean, var = (entries.get(f"{at}{n}") for at, n in (("obs_rms/", "mean"), ("obs_rms/", "var")))
     if mean is None and not any(shown.startswith(("obs_rms", "ret_rms")) for shown in entries):
         mean, var = entries.get("mean"), entries.get("var")
-    if _plain_value(entries, "norm_obs") is False:
+    normalises = schema.read_switch(entries.get("norm_obs"), default=True)
+    stated = {shown.partition("/")[0] for shown in entries}
+    numbers = ("epsilon", "clip_obs")
+    unclear = [n for n in numbers if n in stated and schema.read_number(entries.get(n)) is None]
+    unclear += ["norm_obs"] if normalises is None or ("norm_obs" in stated - entries.keys()) else []
+    if normalises is not False and unclear:
+        text = f"in a file whose {abbreviate_list(unclear, 3)} is no single value"
+        return replace(binding, facts=binding.facts.not_understood("obs_norm", text, name))
+    if not normalises:
         return replace(binding, facts=binding.facts.read(name, norm=None))
     sizes: dict[str, int] = {}
     if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
@@ -798,16 +806,16 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> Recogniz
         if any(rows.get(part) != size or len(parts[part][1]) != size for part, size in sizes.items()):
             facts = binding.facts.without_lack(STATISTICS_UNKNOWN).lacking(DICT_UNKNOWN)
             return replace(binding, facts=facts)
-    epsilon, clip = _plain_value(entries, "epsilon"), _plain_value(entries, "clip_obs")
-    limit = float(clip) if isinstance(clip, int | float) else read_default_clip(tree)
+    epsilon, clip = (schema.read_number(entries.get(setting)) for setting in numbers)
+    limit = read_default_clip(tree) if clip is None else clip
     norm = ObservationNormalizer(
         mean,
         var,
-        epsilon=float(epsilon) if isinstance(epsilon, int | float) else _VEC_EPSILON,
+        epsilon=_VEC_EPSILON if epsilon is None else epsilon,
         clip=None if limit is None or limit >= _UNLIMITED else limit,
         parts=sizes,
     )
-    if not isinstance(epsilon, int | float) or not isinstance(clip, int | float):
+    if epsilon is None or clip is None:
         shown = "no clipping" if norm.clip is None else f"clipped to {norm.clip:g}"
         sentence = f"observations are normalised with {name}: epsilon {norm.epsilon:g}, {shown}"
         norm, binding = norm._replace(assumed=sentence), binding.assuming(sentence)
@@ -845,7 +853,7 @@ def read_default_clip(tree: Tree) -> float | None:
 
 def _add_hyperparameters(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     """Read from the hyperparameters whether statistics are needed, and the environment's wrappers."""
-    entries = {shown: tree[path] for path, shown in tree.names.items()}
+    entries = tree.entries
     # In another program's config.yml a missing key means nothing; the zoo's always names the policy.
     named = {shown.partition("/")[0] for shown in entries}
     facts = (
@@ -914,27 +922,29 @@ def _add_environment_arguments(facts: AgentMetadata, file: str, arguments: Any) 
     return facts.read(file, env_arguments=all_of_them) if plain else facts
 
 
-def _needs_statistics(entries: dict[str, Leaf | ValueLeaf]) -> bool:
+def _needs_statistics(entries: Mapping[str, Leaf | ValueLeaf]) -> bool:
     # `normalize` is a boolean, or the text of a dict of VecNormalize's arguments.
     setting = _plain_value(entries, "normalize")
     if isinstance(setting, str):
-        return re.search(r"norm_obs['\"]?\s*[:=]\s*False", setting) is None
+        return re.search(r"norm_obs['\"]?\s*[:=]\s*(False|0)\b", setting) is None
     # A mapping of arguments also enables it; norm_obs is true unless set to false.
     groups = ("normalize", "normalize_kwargs")
-    quiet = any(_plain_value(entries, f"{group}/norm_obs") is False for group in groups)
+    quiet = any(
+        schema.read_switch(entries.get(f"{group}/norm_obs"), default=True) is False for group in groups
+    )
     return (bool(setting) or any(shown.startswith("normalize/") for shown in entries)) and not quiet
 
 
 def _arguments(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     """Add the environment's plain id and its arguments; an id that requires an import is not used."""
-    entries = {shown: tree[path] for path, shown in tree.names.items()}
+    entries = tree.entries
     env = schema.plain_id(_plain_value(entries, "env"))
     facts = binding.facts if env is None else binding.facts.read(_SETTINGS[1], env=env)
     facts = _add_environment_arguments(facts, _SETTINGS[1], _nest_settings(tree, "env_kwargs"))
     return binding if facts is binding.facts else replace(binding, facts=facts)
 
 
-def _plain_value(entries: dict[str, Leaf | ValueLeaf], name: str) -> object:
+def _plain_value(entries: Mapping[str, Leaf | ValueLeaf], name: str) -> object:
     leaf = entries.get(name)
     return leaf.value if isinstance(leaf, ValueLeaf) else None
 

@@ -1145,7 +1145,7 @@ DICT_UNKNOWN = unknown_fact(
 )
 """Unknown fact of an agent whose file has separate statistics for parts of an observation."""
 
-_STATISTIC = {
+STATISTIC_NAMES = {
     "mean": "mean",
     "running_mean": "mean",
     "var": "var",
@@ -1155,12 +1155,16 @@ _STATISTIC = {
     "std": "std",
     "running_std": "std",
 }
+"""The roles of tensors of statistics by their names, without a leading underscore."""
 _COUNT = frozenset(("count", "current_count", "n", "num", "num_samples"))
-_EPSILON, _CLIP = ("epsilon", "eps"), ("clip", "clip_obs", "clip_max", "clip_range", "clip_threshold")
+EPSILON_NAMES = ("epsilon", "eps")
+CLIP_NAMES = ("clip", "clip_obs", "clip_max", "clip_range", "clip_threshold")
+# What stands beside statistics and changes no observation: how they are updated, sizes and sums.
+IDLE_NAMES = _COUNT | {"until", "shape", "size", "insize", "dim", "training", "m2", "sum", "summed_variance"}
 # The clipping limit that a wrapper object stores beside the statistics (VecNormalize: obs_rms, clip_obs,
 # epsilon).
 _CLIP_OF_OBSERVATIONS = ("clip_obs", "obs_clip", "clip_observation", "clip_observations", "observation_clip")
-_PAIR = deferred.compile(rf"(\w+?)_({'|'.join(sorted(_STATISTIC, key=len, reverse=True))})")
+_PAIR = deferred.compile(rf"(\w+?)_({'|'.join(sorted(STATISTIC_NAMES, key=len, reverse=True))})")
 _OBSERVED = deferred.compile(
     r"(^|_)(obs|observations?|states?|inputs?|rms|norm|normali[sz](er|ation|e)|running|scaler|filter|stats?"
     r"|statistics|preprocessor|whiten\w*)(_|$)"
@@ -1195,6 +1199,20 @@ _KERAS_FORMULA = _NormalizationFormula("Keras's Normalization", 1e-14)
 _PLAIN = _NormalizationFormula("(x - mean) / std", 0.0, std=True)
 
 
+def choose_formula(names: Collection[str]) -> _NormalizationFormula:
+    """Return the formula of the class whose statistics have these names."""
+    if {"_mean", "_std"} <= {*names}:
+        return _EMPIRICAL
+    if "running_variance" in names:
+        return _SCALER
+    if {"running_mean", "running_var"} <= {*names}:
+        return _RL_GAMES
+    if "variance" in names:
+        return _KERAS_FORMULA
+    variances = (name for name in names if STATISTIC_NAMES.get(name.lstrip("_")) == "var")
+    return _WRAPPER if any(variances) else _PLAIN
+
+
 @dataclass
 class _StatisticsGroup:
     """Mean, variance and standard deviation stored together, by role; numbers as stored."""
@@ -1213,18 +1231,6 @@ class _StatisticsGroup:
         sizes = {row.size for row in rows if row is not None}
         whole = rows[0] is not None and (rows[1] is not None or rows[2] is not None)
         return sizes.pop() if whole and len(sizes) == 1 else 0
-
-    @property
-    def formula(self) -> _NormalizationFormula:
-        if {"_mean", "_std"} <= self.names:
-            return _EMPIRICAL
-        if "running_variance" in self.names:
-            return _SCALER
-        if {"running_mean", "running_var"} <= self.names:
-            return _RL_GAMES
-        if "variance" in self.names:
-            return _KERAS_FORMULA
-        return _PLAIN if "var" not in self.rows else _WRAPPER
 
     def number(self, names: Sequence[str]) -> float | None:
         """Return a setting stored beside the statistics."""
@@ -1310,7 +1316,7 @@ def _group_statistics(tree: Tree, used: Collection[Path]) -> list[_StatisticsGro
         if not _is_observed(at) or last in _OF_BATCHES:
             continue
         group = groups.setdefault(at, _StatisticsGroup("/".join(at if at == segments[:-1] else segments)))
-        what = _STATISTIC.get(name.lstrip("_"))
+        what = STATISTIC_NAMES.get(name.lstrip("_"))
         if isinstance(leaf, Leaf) and what is not None and leaf.size == max(leaf.shape, default=0) > 0:
             group.rows.setdefault(what, leaf)
             group.paths.setdefault(what, paths)
@@ -1321,7 +1327,7 @@ def _group_statistics(tree: Tree, used: Collection[Path]) -> list[_StatisticsGro
             if isinstance(leaf, Leaf) and leaf.size == 1:
                 group.rows.setdefault("count", leaf)
                 group.paths.setdefault("count", paths)
-        elif (number := _number(leaf)) is not None:
+        elif (number := read_number(leaf)) is not None:
             group.numbers[name.lstrip("_")] = number
             group.rest += paths
     for at, group in groups.items():
@@ -1336,12 +1342,12 @@ def _add_wrapper_settings(
     normalises = bool(above) and _OBSERVED.search(above[-1].lower()) is not None
     for path, leaf in tree.items():
         segments = tuple(tree.names.get(path, "").split("/"))
-        name, number = segments[-1].lower().lstrip("_"), _number(leaf)
+        name, number = segments[-1].lower().lstrip("_"), read_number(leaf)
         if number is None or segments[:-1] != above or path in used:
             continue
         if name in _CLIP_OF_OBSERVATIONS:
             group.numbers.setdefault("clip", number)
-        elif normalises and name in _EPSILON:
+        elif normalises and name in EPSILON_NAMES:
             group.numbers.setdefault("epsilon", number)
         else:
             continue
@@ -1371,7 +1377,7 @@ def list_rows(
 
 def _split_statistic_name(above: tuple[str, ...], last: str) -> tuple[tuple[str, ...], str]:
     """Return a tensor's group and its name in it: `obs_mean` is `mean` of the group `obs`."""
-    if last.lstrip("_") in _STATISTIC:
+    if last.lstrip("_") in STATISTIC_NAMES:
         return above, last
     pair = _PAIR.fullmatch(last)
     if pair is None or pair[1] in ("running",):
@@ -1388,16 +1394,28 @@ def _is_observed(at: tuple[str, ...]) -> bool:
     return any(_OBSERVED.search(word) for word in near[-2:]) and not any(map(_OTHER.search, others))
 
 
-def _number(leaf: Leaf | ValueLeaf) -> float | None:
-    if isinstance(leaf, Leaf):
-        return float(leaf.array().reshape(-1)[0]) if leaf.size == 1 and "float" in leaf.dtype else None
-    value = leaf.value
+def read_number(leaf: Leaf | ValueLeaf | None) -> float | None:
+    """Return a number, also of a tensor with one element; None for a switch or anything else."""
+    value = leaf.value if isinstance(leaf, ValueLeaf) else None
+    if isinstance(leaf, Leaf) and leaf.size == 1 and leaf.dtype != "bool":
+        value = leaf.array().reshape(-1)[0].item()
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
+def read_switch(leaf: Leaf | ValueLeaf | None, *, default: bool) -> bool | None:
+    """Return a switch: true or false, 1 or 0, also of a tensor with one element; None for anything else.
+
+    `default` is the value if there is no entry.
+    """
+    value: object = default if leaf is None else leaf.value if isinstance(leaf, ValueLeaf) else None
+    if isinstance(leaf, Leaf) and leaf.size == 1:
+        value = leaf.array().reshape(-1)[0].item()
+    return bool(value) if isinstance(value, int | float) and value in (0, 1) else None
+
+
 def _make_statistics(group: _StatisticsGroup) -> StoredStatistics:
-    formula, size = group.formula, group.size
-    epsilon, clip = group.number(_EPSILON), group.number(_CLIP)
+    formula, size = choose_formula(group.names), group.size
+    epsilon, clip = group.number(EPSILON_NAMES), group.number(CLIP_NAMES)
     by_std = formula.std and "std" in group.rows
     used = ("mean", "std" if by_std or "var" not in group.rows else "var")
     epsilon_used = formula.epsilon if epsilon is None else epsilon

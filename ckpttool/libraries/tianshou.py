@@ -25,7 +25,7 @@ from dataclasses import replace
 
 from ckpttool.core import deferred
 from ckpttool.core.dtypes import np
-from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.errors import UnsupportedError, abbreviate_list
 from ckpttool.core.sidecar import Scores
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import schema
@@ -42,6 +42,7 @@ from ckpttool.libraries.schema import (
     ObservationNormalizer,
     RecognizedAgent,
     make_float32_tensor,
+    read_number,
     read_numbers,
 )
 from ckpttool.libraries.write import (
@@ -385,6 +386,10 @@ def _count_inputs(tree: Tree, component: str) -> int | None:
     return next((leaf.shape[1] for leaf in matrices), None)
 
 
+def _is_stated(leaf: Leaf | ValueLeaf | None) -> bool:
+    return isinstance(leaf, Leaf) or (leaf is not None and leaf.value is not None)
+
+
 def _add_statistics(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     """Return the binding with the observation statistics, if the checkpoint dict contains them."""
     places = {name: (_OBS_RMS, attr(name)) for name in ("mean", "var", "count", "eps", "clip_max")}
@@ -392,14 +397,16 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
         return binding
     epsilon, clip = (
-        float(value)
-        if isinstance(leaf := tree.get(places[name]), ValueLeaf)
-        and isinstance(value := leaf.value, int | float)
-        and not isinstance(value, bool)
-        and 0 <= value < _LARGEST
+        value
+        if (value := read_number(tree.get(places[name]))) is not None and 0 <= value < _LARGEST
         else None
         for name in ("eps", "clip_max")
     )
+    stated = {name for name in ("eps", "clip_max") if _is_stated(tree.get(places[name]))}
+    unclear = stated - {name for name, value in (("eps", epsilon), ("clip_max", clip)) if value is not None}
+    if unclear:
+        text = f"whose {abbreviate_list(sorted(unclear), 2)} is no number from 0"
+        return replace(binding, facts=binding.facts.not_understood("obs_norm", text, "obs_rms"))
     norm = ObservationNormalizer(
         mean, var, epsilon=_EPSILON if epsilon is None else epsilon, clip=clip or None
     )
