@@ -23,6 +23,7 @@ from ckpttool.core.errors import (
     UsageError,
     abbreviate_list,
     suggest_choice,
+    suggest_networks,
 )
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
 from ckpttool.core.text import format_count
@@ -645,8 +646,9 @@ def policy_part(agent: Agent, network: str) -> AgentNetwork:
     if part is None or not part.acts:
         file = agent.checkpoint.path
         if policies := [p.title for p in agent.binding.parts if p.acts]:
-            hint = " or ".join(f"--network {policy}" for policy in policies)
-            raise UsageError(f"no policy named {network} in the checkpoint", file=file, hint=hint)
+            raise UsageError(
+                f"no policy named {network} in the checkpoint", file=file, hint=suggest_networks(policies)
+            )
         raise UnsupportedError(
             "the checkpoint contains no policy with continuous actions, which eval plays",
             file=file,
@@ -754,8 +756,20 @@ def _require_same_choices(agent: Agent, width: int, spec: EnvSpec) -> bool:
         else "a choice among discrete actions"
         if agent.known.head == "argmax"
         else format_count(width, "continuous action"),
-        hint=_first_actions_hint(known, env_choices),
+        hint=_first_actions_hint(known, env_choices)
+        if known is not None or env_choices is None or not _may_choose(agent, width, env_choices)
+        else f"add --layout none if its outputs are of discrete actions ({agent.binding.layout} has none)",
     )
+
+
+def _may_choose(agent: Agent, width: int, choices: Choices) -> bool:
+    """Return whether no file states bounds, and the outputs fit the choices of a policy without a layout."""
+    with suppress(ValueError, CkpttoolError):
+        choices.values_per_action(width)
+        return agent.known.action_low is None and bool(
+            single_networks.recognize_single_policy(agent.checkpoint)
+        )
+    return False
 
 
 def _first_actions_hint(known: Choices | None, env_choices: Choices | None) -> str | None:
