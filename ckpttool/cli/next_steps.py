@@ -139,8 +139,14 @@ def after_eval(
 ) -> Steps:
     """Suggest playing the best of several and its rivals longer, the best alone, or recording a video.
 
-    `options` are those of the environment and the agent; `filmed` means that a video was recorded. New seeds
-    do not favor the best of these episodes.
+    New seeds do not favor the best of these episodes.
+
+    Args:
+        sweep: the results.
+        paths: the checkpoints as the user named them.
+        options: the options of the environment and the agent, to repeat.
+        play: how they were played.
+        filmed: whether a video was recorded.
     """
     from ckpttool.evaluation.ranking import decisive_episodes
 

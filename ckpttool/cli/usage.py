@@ -201,7 +201,8 @@ def _unknown_command(word: str, words: Sequence[str], commands: Commands, load: 
     if meant is None:
         return UsageError(f"unknown command '{word}'", hint=f"{NAME} --help lists all commands")
     suggested = "" if word.lower() in _SYNONYMS else f"; {did_you_mean(repr(meant))}"
-    missing = _missing_arguments(load(meant), words[list(words).index(word) + 1 :])
+    behind = words[list(words).index(word) + 1 :]
+    missing = [] if "help" in words else _missing_arguments(load(meant), behind)
     hint = " ".join((_replace_word(words, word, [meant]), *missing))
     return UsageError(f"unknown command '{word}'{suggested}", hint=hint)
 

@@ -68,7 +68,8 @@ def digest(
 def compare_with_saved(digest: Digest, saved_file: str) -> DigestComparison:
     """Compare with a digest saved by `digest --json`, or with the target digest in a sidecar."""
     if not os.path.isfile(saved_file):
-        hint = f"{format_command('digest', digest.path, '--json')} > {shlex.quote(saved_file)}"
+        saving = format_command("digest", digest.path, "--json")
+        hint = f"write it by {saving} > {shlex.quote(saved_file)}"
         raise NotFoundError("saved digest not found", file=saved_file, hint=hint)
     try:
         saved = text.load_json(saved_file, "the saved digest")

@@ -61,7 +61,8 @@ def format_code(
         return _network_code(writer, record, digests, checkpoint)
     except CkpttoolError as error:
         error.file = urls.display_url(writer.checkpoint.path)
-        error.hint = None if os.path.basename(checkpoint.path) in str(error.hint) else error.hint
+        if error.hint is None or os.path.basename(checkpoint.path) in error.hint:
+            error.hint = "leave out --code"
         raise
 
 

@@ -650,7 +650,7 @@ def policy_part(agent: Agent, network: str) -> AgentNetwork:
                 f"no policy named {network} in the checkpoint", file=file, hint=suggest_networks(policies)
             )
         raise UnsupportedError(
-            "the checkpoint contains no policy with continuous actions, which eval plays",
+            "the checkpoint contains no policy that can be played",
             file=file,
             found=abbreviate_list([p.title for p in agent.binding.parts], 4),
             hint=single_networks.conversion_hint(file),
@@ -756,30 +756,26 @@ def _require_same_choices(agent: Agent, width: int, spec: EnvSpec) -> bool:
         else "a choice among discrete actions"
         if agent.known.head == "argmax"
         else format_count(width, "continuous action"),
-        hint=_first_actions_hint(known, env_choices)
-        if known is not None or env_choices is None or not _may_choose(agent, width, env_choices)
-        else f"add --layout none if its outputs are of discrete actions ({agent.binding.layout} has none)",
+        hint=_actions_hint(agent, width, known, env_choices),
     )
 
 
-def _may_choose(agent: Agent, width: int, choices: Choices) -> bool:
-    """Return whether no file states bounds, and the outputs fit the choices of a policy without a layout."""
-    with suppress(ValueError, CkpttoolError):
-        choices.values_per_action(width)
-        return agent.known.action_low is None and bool(
-            single_networks.recognize_single_policy(agent.checkpoint)
-        )
-    return False
-
-
-def _first_actions_hint(known: Choices | None, env_choices: Choices | None) -> str | None:
-    """Return what makes the actions of a policy and of its environment differ, if these count differently."""
-    if known is None or env_choices is None or known.counts != env_choices.counts:
+def _actions_hint(agent: Agent, width: int, known: Choices | None, env_choices: Choices | None) -> str | None:
+    """Return what makes the actions differ: other first numbers, or a layout that only names indicate."""
+    if env_choices is None or (known is not None and known.counts != env_choices.counts):
         return None
-    return (
-        f"the policy counts its actions from {abbreviate_list([*map(str, known.starts)], 3)}: play it in an "
-        "environment that takes these numbers"
-    )
+    if known is not None:
+        starts = abbreviate_list([*map(str, known.starts)], 3)
+        return (
+            f"the policy counts its actions from {starts}: play it in an environment that takes these numbers"
+        )
+    with suppress(ValueError, CkpttoolError):
+        env_choices.values_per_action(width)
+        if agent.known.action_low is None and single_networks.recognize_single_policy(agent.checkpoint):
+            return (
+                f"add --layout none if its outputs are of discrete actions ({agent.binding.layout} has none)"
+            )
+    return None
 
 
 def _sizes_hint(agent: Agent, spec: EnvSpec, obs_dim: int, act_dim: int) -> str | None:
