@@ -524,3 +524,15 @@ def test_an_environment_that_was_refused_is_not_suggested(corpus: Path, tmp_path
 def test_a_command_of_another_name_is_complete(words: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "in.pt").write_bytes(b"")
     assert f"ckpttool {expected}\n" in in_process(*words.split(), cwd=tmp_path).err
+
+
+def test_a_refusal_of_code_names_the_source(tmp_path: Path) -> None:
+    """What the code lacks is a fact of the source; the hint works."""
+    source, target = tmp_path / "in.pt", tmp_path / "out.pt"
+    save(torch_tree({"a.weight": np.zeros((3, 4)), "b.weight": np.zeros((5, 6))}), str(source))
+    words = ("convert", source, target, "--code", tmp_path / "out.py")
+    for more in ((), ("--network", "a")):
+        error = in_process(*words, *more, "--json").json()["error"]
+        assert (error["file"], target.exists()) == (str(source), False), error
+        assert "--code" in error["hint"] or shlex.split(error["hint"])[2] == str(source)
+    assert in_process(*words[:3]).status == 0
