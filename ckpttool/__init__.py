@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Parameters of public functions that are names of files and folders.
 _PATHS = ("file", "first", "path", "paths", "second", "source", "target")
+# Public functions that have another name than their command.
+FUNCTIONS = {"eval": "evaluate", "inspect": "summary"}
 
 
 def package_face(**renamed: str) -> None:
@@ -43,7 +45,14 @@ def package_face(**renamed: str) -> None:
         import importlib
 
         if name not in space["__all__"]:
-            raise AttributeError(f"module {space['__name__']!r} has no attribute {name!r}")
+            error = AttributeError(
+                f"module {space['__name__']!r} has no attribute {name!r}",
+                name=name,
+                obj=sys.modules[str(space["__name__"])],
+            )
+            if name in FUNCTIONS and space["__name__"] == "ckpttool":
+                error.add_note(f"hint: the function of the command {name} is ckpttool.{FUNCTIONS[name]}")
+            raise error
         own = renamed.get(name, name)
         value = vars(importlib.import_module(homes[own])).get(own)
         if value is None:
@@ -76,6 +85,12 @@ def call_from_python(name: str, function: "Callable[..., object]") -> "Callable[
             from ckpttool.cli.keywords import use_keywords
 
             use_keywords(error, call, texts, keywords)
+            raise
+        except TypeError as error:
+            for word in keywords.keys() - kinds.keys():
+                keyword = translate(f"--{word.replace('_', '-')} {keywords[word]}")
+                if f"'{word}'" in str(error) and not keyword.startswith("--"):
+                    error.add_note(f"hint: use {keyword}")
             raise
         if not hasattr(result, "document"):
             return result

@@ -64,7 +64,8 @@ def test_a_command_that_mends_takes_the_name_as_one_word(command: str, tmp_path:
     path.write_bytes(ACTING["GLOBAL + REDUCE"][0])
     document = in_process(command, path, "--json").json()
     (finding,) = document["findings"] if command == "doctor" else document["checkpoints"][0]["findings"]
-    assert shlex.split(finding["fix"]) == ["ckpttool", "convert", str(path), "safe.npz", "--allow-missing"]
+    target = f"{path.name}.npz"
+    assert shlex.split(finding["fix"]) == ["ckpttool", "convert", str(path), target, "--allow-missing"]
 
 
 def test_nan_is_found_with_its_place(tmp_path: Path, golden: Golden) -> None:

@@ -481,3 +481,58 @@ def test_two_environments_of_one_size_are_not_offered(tmp_path: Path) -> None:
     suggested = on_terminal("inspect", tmp_path / "actor.pt").suggested()
     (command,) = (words for words in suggested if words[0] == "eval")
     assert command[-2:] == ["--env", "ID"]
+
+
+@pytest.mark.environment
+def test_suggested_files_are_new(tmp_path: Path) -> None:
+    """No suggested command is refused because its target exists, however often it is followed."""
+    shutil.copy(TORCH_SAMPLE, tmp_path / "agent.pt")
+    shutil.copy(f"{TORCH_SAMPLE}.ckpttool.json", tmp_path / "agent.pt.ckpttool.json")
+    for file in ("a.pkl", "b.pkl"):
+        (tmp_path / file).write_bytes(b"\x80\x02}(X\x01\0\0\0acos\nsystem\nX\x04\0\0\0true\x85Ru.")
+    for _ in range(2):
+        for words in on_terminal("agent.pt", cwd=tmp_path).suggested():
+            assert in_process(*words, cwd=tmp_path).status == 0, words
+        (verdict,) = (in_process("check", "a.pkl", "b.pkl", "--json", cwd=tmp_path).json()["checkpoints"],)
+        for checkpoint in verdict:
+            _, *words = shlex.split(checkpoint["findings"][0]["fix"])
+            assert in_process(*words, cwd=tmp_path).status in (0, 1), words
+    assert len({path.name for path in tmp_path.glob("*.index")}) == 2
+    films = [
+        words for words in on_terminal("eval", "agent.pt", cwd=tmp_path).suggested() if "--video" in words
+    ]
+    for words in films:
+        target = tmp_path / words[words.index("--video") + 1]
+        target.write_bytes(b"")
+        again = on_terminal("eval", "agent.pt", cwd=tmp_path).suggested()
+        assert target.name not in {word for other in again for word in other}
+
+
+def test_an_environment_that_was_refused_is_not_suggested(corpus: Path, tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    agent = corpus / "torch/sb3_zoo/ppo/LunarLander-v2_1/LunarLander-v2.zip"
+    ran = on_terminal(agent, cwd=tmp_path)
+    assert [words for words in ran.suggested() if words[0] == "eval"] == []
+    (fix,) = (finding["fix"] for finding in in_process("doctor", agent, "--json").json()["findings"])
+    _, *words = shlex.split(fix)
+    assert words == ["eval", str(agent), "--env", "LunarLander-v3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [("list", "inspect PATH"), ("export in.pt", "convert in.pt DST")]
+)
+def test_a_command_of_another_name_is_complete(words: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "in.pt").write_bytes(b"")
+    assert f"ckpttool {expected}\n" in in_process(*words.split(), cwd=tmp_path).err
+
+
+def test_a_refusal_of_code_names_the_source(tmp_path: Path) -> None:
+    """What the code lacks is a fact of the source; the hint works."""
+    source, target = tmp_path / "in.pt", tmp_path / "out.pt"
+    save(torch_tree({"a.weight": np.zeros((3, 4)), "b.weight": np.zeros((5, 6))}), str(source))
+    words = ("convert", source, target, "--code", tmp_path / "out.py")
+    for more in ((), ("--network", "a")):
+        error = in_process(*words, *more, "--json").json()["error"]
+        assert (error["file"], target.exists()) == (str(source), False), error
+        assert "--code" in error["hint"] or shlex.split(error["hint"])[2] == str(source)
+    assert in_process(*words[:3]).status == 0

@@ -171,6 +171,16 @@ def sample(folder: Path) -> None:
     (folder / "in.pt").write_bytes(TORCH_SAMPLE.read_bytes())
 
 
+def discrete(folder: Path) -> None:
+    """Write a PPO agent of discrete actions under the names that layout td3_tf has."""
+    sizes = {"actor": (4, 64, 2), "critic": (4, 64, 1)}
+    layers = {
+        name: nn.Sequential(nn.Linear(a, b), nn.Tanh(), nn.Linear(b, c)) for name, (a, b, c) in sizes.items()
+    }
+    torch.save(nn.ModuleDict(layers).state_dict(), folder / "ppo.pt")
+    ckpttool.convert(folder / "ppo.pt", folder / "in.weights.h5")
+
+
 def exists(folder: Path) -> None:
     WORDS(folder)
     (folder / "out.npz").write_bytes(b"")
@@ -220,6 +230,13 @@ MISSING = ("--activation NAME", "--head NAME")
 OVERRIDE = "--activation NAME, --head NAME"
 VALUES = {"--activation NAME": "--activation relu", "--head NAME": "--head tanh"}
 SITUATIONS = [
+    Situation(
+        "discrete actions under continuous names",
+        discrete,
+        "eval in.weights.h5 --env CartPole-v1",
+        ("--layout none", "--activation NAME"),
+        words={"--activation NAME": "--activation tanh"},
+    ),
     Situation("x@W to Keras", OWN, "convert in.npz out.weights.h5", ("--from tf",), DENSE),
     Situation("x@W is PyTorch's", OWN, "convert in.npz out.weights.h5", ("--from torch",), DENSE),
     Situation("x@W to PyTorch", OWN, "convert in.npz out.pt", ("--from tf",), LINEAR),

@@ -39,6 +39,66 @@ def test_a_format_of_another_package_is_found(tmp_path: Path) -> None:
     assert "ckpttool" in clash.err
 
 
+LAYOUT = """
+from ckpttool.core import key
+from ckpttool.libraries import AgentMetadata, LayoutTable, bind
+from ckpttool.libraries.write import LayerNames, NetworkRow, WritingTable, plan_torch_file
+
+TABLE = LayoutTable(
+    name="mylab",
+    title="agents of my lab",
+    framework="torch",
+    components={"pi": "actor", "qf": "critic/q1", "qg": "critic/q2"},
+    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5),
+)
+
+
+def recognise(tree, name):
+    return bind(tree, TABLE)
+
+
+def plan(binding, agent, settings):
+    rows = [NetworkRow(part, (key(name),), LayerNames("l{n}")) for name, part in TABLE.components.items()]
+    return plan_torch_file(WritingTable("my lab", rows, "tanh", needs=("actor",)), binding, agent, settings)
+"""
+
+
+def test_what_another_package_writes_is_a_target(tmp_path: Path) -> None:
+    """Formats and layouts that write are targets of `--to`, in hints and where a shell completes."""
+    info = tmp_path / "mylab-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mylab\nVersion: 1.0\n")
+    rows = "[ckpttool.layouts]\nmylab = mylab_layout\nmybroken = mybroken\nmyread = mylab_read\n"
+    (info / "entry_points.txt").write_text(f"{rows}[ckpttool.formats]\nmyshout = myshout\n")
+    (tmp_path / "mylab_layout.py").write_text(LAYOUT)
+    (tmp_path / "mylab_read.py").write_text(
+        LAYOUT.replace("def plan", "def _plan").replace('"mylab"', '"myread"')
+    )
+    (tmp_path / "mybroken.py").write_text("raise ValueError")
+    (tmp_path / "myshout.py").write_text(
+        STRANGER.replace(", False,", ", True,").replace('"shout"', '"myshout"')
+    )
+    environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    words = {"COMP_WORDS": "ckpttool convert a b --to my", "COMP_CWORD": "5"}
+    offered = run(env={**environment, "_CKPTTOOL_COMPLETE": "complete_bash", **words})
+    assert offered.out.split() == ["myshout", "mylab"]
+    refused = run("convert", TORCH_SAMPLE, tmp_path / "agent", env=environment)
+    assert refused.status == 2
+    assert {"mylab", "myshout"} <= set(re.findall(r"\w+", refused.err.split("hint:")[1]))
+    assert "mybroken" not in refused.err
+    os.remove(tmp_path / "mybroken.py")
+    (info / "entry_points.txt").write_text("[ckpttool.layouts]\nmylab = mylab_layout\n")
+    target = tmp_path / "agent.pt"
+    ran = run("convert", TORCH_SAMPLE, target, "--to", "mylab", "--allow-missing", env=environment)
+    assert ran.status in (0, 1), ran.err
+    written = run("inspect", target, "--json", env=environment).json()
+    assert written["layout"] == "mylab"
+    assert {tensor["path"].split("/")[0] for tensor in written["tensors"]} == {"pi", "qf", "qg"}
+    meant = run("convert", TORCH_SAMPLE, tmp_path / "b.pt", "--to", "mylap", env=environment)
+    assert meant.status == 2
+    assert "--to mylab" in meant.err
+
+
 COMMAND = """
 from typing import Annotated
 

@@ -1156,7 +1156,7 @@ def followed(*words: object, most: int = 4) -> tuple[str, ...]:
         more = named_facts(hint)
         if not more:
             # One of several networks is as good as another.
-            first = re.search(r"--network (?:NAME: )?(?P<name>'[^']*'|[^\s,]+)", hint)
+            first = re.search(r"--network (?P<name>'[^']*'|\S+)", hint)
             assert first is not None, hint
             more = ("--network", *shlex.split(first["name"]))
         command = (*command, *more)

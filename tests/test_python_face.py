@@ -162,6 +162,36 @@ def test_hints_name_keywords(
     assert error.__notes__ == [f"hint: {error.hint}"]
 
 
+@pytest.mark.parametrize(
+    ("function", "keyword", "expected"),
+    [
+        ("evaluate", {"episodes": 2}, "protocol=ckpttool.Protocol(episodes=2)"),
+        ("load_agent", {"activation": "tanh"}, "facts=ckpttool.AgentFacts(activations='tanh')"),
+        ("convert", {"episodes": 2}, None),
+        ("convert", {"nothing": 2}, None),
+    ],
+)
+def test_an_unknown_keyword_names_the_record_that_has_it(
+    function: str, keyword: dict[str, Any], expected: str | None
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        getattr(ckpttool, function)("agent.pt", **keyword)
+    notes = getattr(caught.value, "__notes__", [])
+    assert [expected in note for note in notes] == [True] if expected else not notes
+
+
+def test_an_unknown_name_is_compared_with_the_public_ones() -> None:
+    with pytest.raises(AttributeError) as caught:
+        _ = ckpttool.evaluat
+    assert caught.value.name == "evaluat"
+    assert caught.value.obj is ckpttool
+    for command, function in ckpttool.FUNCTIONS.items():
+        with pytest.raises(AttributeError) as caught:
+            getattr(ckpttool, command)
+        assert f"ckpttool.{function}" in caught.value.__notes__[0]
+        assert callable(getattr(ckpttool, function))
+
+
 def test_a_hint_is_a_call_unless_the_refused_one_has_more(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     agent = str(tmp_path / "ddpg-Pendulum-v1.pt")

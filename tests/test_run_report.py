@@ -290,6 +290,9 @@ def test_the_best_by_the_given_results_with_its_film(tmp_path: Path) -> None:
         "verdict": "between random and solved: 12500 %",
     }  # fmt: skip
     assert document["film"] == {"file": "film.gif", "checkpoint": "ckpt-12500.pt"}
+    # The table of returns has the best ones already: that of all checkpoints is folded.
+    tags = [tag if tag != "section" else attributes.get("id") for tag, attributes in page.elements]
+    assert "details" in tags[tags.index("checkpoints") :][:4]
     (image,) = (attributes["src"] or "" for tag, attributes in page.elements if tag == "img")
     assert base64.b64decode(image.partition(",")[2]) == (tmp_path / "film.gif").read_bytes()
     policy = next(

@@ -27,9 +27,9 @@ def complete_backends(incomplete: str) -> list[str]:
 
 def complete_targets(incomplete: str) -> list[str]:
     """Return the targets of `convert --to`."""
-    from ckpttool.conversion.targets import EXPORTS, TARGETS
+    from ckpttool.conversion.targets import target_words
 
-    return _filter_by_prefix((*TARGETS, *EXPORTS), incomplete)
+    return _filter_by_prefix(target_words(), incomplete)
 
 
 def complete_schemas(incomplete: str) -> list[str]:

@@ -217,7 +217,8 @@ def evaluate(
     repeatable = [*given_options(environment), *given_options(agent)]
     if not as_json:
         next_steps.print_next_steps(
-            next_steps.after_eval, results, compared.paths, repeatable, play, quiet=quiet
+            *(next_steps.after_eval, results, compared.paths, repeatable, play, output.video is not None),
+            quiet=quiet,
         )
     repeated = [*paths, *repeatable, *given_options(play)]
     return _exit_status(results, shown, mean, repeated, runs.min_return)

@@ -225,7 +225,7 @@ def overview(path: PathArgument, as_json: AsJson = False, quiet: Quiet = False) 
 
     verdict = render_diagnosis(diagnosis, quiet=quiet, alone=False)
     listing, models = with_architecture(listing, ())
-    steps = next_steps.format_next_steps(next_steps.after_overview, listing, quiet=quiet)
+    steps = next_steps.format_next_steps(next_steps.after_overview, listing, diagnosis, quiet=quiet)
     view = _leave_room(replace(view, models=models), steps, verdict.count("\n") + 2)
     console.page_text("\n\n".join(filter(None, (render_listing(listing, view, None), verdict))))
     next_steps.print_commands(steps)

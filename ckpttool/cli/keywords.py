@@ -24,8 +24,6 @@ from ckpttool.evaluation.protocol import Protocol
 from ckpttool.pages.options import ReportOptions
 from ckpttool.verification.options import VerificationOptions
 
-# Public functions that have another name than their command.
-_FUNCTIONS = {"eval": "evaluate", "inspect": "summary"}
 # Options of records that a function takes, by the fields of these.
 _FACTS = {"activation": "activations", "head": "head", "obs-norm": "obs_norm"}
 _PROTOCOL = {
@@ -141,7 +139,7 @@ def _translate_command(command: str) -> str:
     name = command.split()[1]
     if name == "convert" and "--like " in command:
         name = "fill"
-    function = getattr(ckpttool, _FUNCTIONS.get(name, name), None)
+    function = getattr(ckpttool, ckpttool.FUNCTIONS.get(name, name), None)
     if not callable(function):
         return command
     known = _keywords(function)

@@ -65,7 +65,7 @@ def after_inspect(listing: CheckpointSummary | CheckpointFolder) -> Steps:
             *([("stats", path), ("doctor", path)] if listing.tensors else []),
         ]
     tensorflow = listing.checkpoint.format in _TENSORFLOW
-    other = ("agent.pt",) if tensorflow else ("ckpt-1", "--to", "tf")
+    other = (urls.unused_name("agent.pt"),) if tensorflow else (urls.unused_name("ckpt-1"), "--to", "tf")
     return [("convert", path, *other), *([_eval_command(path, listing)] if _may_play(listing) else [])]
 
 
@@ -85,9 +85,10 @@ def _audit_command(summary: CheckpointSummary, path: str) -> Steps:
     return [("inspect", path, "--names")] if runs and "--names" not in sys.argv else []
 
 
-def after_overview(listing: CheckpointSummary | CheckpointFolder) -> Steps:
-    """Suggest what `inspect` suggests, except `doctor`, which has run."""
-    steps = after_inspect(listing)
+def after_overview(listing: CheckpointSummary | CheckpointFolder, diagnosis: Diagnosis) -> Steps:
+    """Suggest what `inspect` suggests, except `doctor`, which has run, and `eval` where it was refused."""
+    refused = any(finding.topic == "environment" and finding.fix for finding in diagnosis.findings)
+    steps = [step for step in after_inspect(listing) if not (refused and step[0] == "eval")]
     return [("report", *step[1:]) if step[0] == "doctor" else step for step in steps]
 
 
@@ -133,10 +134,19 @@ def after_verify(second: str, verification: Verification) -> Steps:
     return [_eval_command(second)] if verification.within and verification.models is None else []
 
 
-def after_eval(sweep: Sweep, paths: Sequence[str], options: Sequence[str], play: PlayOptions) -> Steps:
+def after_eval(
+    sweep: Sweep, paths: Sequence[str], options: Sequence[str], play: PlayOptions, filmed: bool
+) -> Steps:
     """Suggest playing the best of several and its rivals longer, the best alone, or recording a video.
 
-    `options` are those of the environment and the agent. New seeds do not favor the best of these episodes.
+    New seeds do not favor the best of these episodes.
+
+    Args:
+        sweep: the results.
+        paths: the checkpoints as the user named them.
+        options: the options of the environment and the agent, to repeat.
+        play: how they were played.
+        filmed: whether a video was recorded.
     """
     from ckpttool.evaluation.ranking import decisive_episodes
 
@@ -149,10 +159,10 @@ def after_eval(sweep: Sweep, paths: Sequence[str], options: Sequence[str], play:
                 *options,
                 *given_options(played),
                 "--video",
-                "agent.mp4",
+                urls.unused_name("agent.mp4"),
             )
             for evaluation in sweep.evaluations[:1]
-            if _can_film()
+            if not filmed and _can_film()
         ]
     rivals = [row for row in sweep.ranking if row.tied]
     episodes = decisive_episodes(rivals)

@@ -68,7 +68,7 @@ def convert_usage_error(
     if getattr(error, "option_name", None) and hasattr(error, "possibilities"):
         return _unknown_option(error, name, words, commands, load)
     if (unknown := re.match(r"No such command '(.+?)'", text)) is not None:
-        return _unknown_command(unknown[1], words, commands)
+        return _unknown_command(unknown[1], words, commands, load)
     param = getattr(error, "param", None)
     if type(error).__name__ == "MissingParameter" and command is not None:
         return UsageError(_lower(text), hint=_usage(command, words))
@@ -157,14 +157,18 @@ def _help(name: str) -> str:
 
 def _usage(command: Any, words: Sequence[str]) -> str:
     """Return the command with its arguments: those given, then the names of the missing ones."""
-    words_given = _arguments(command, words[1:])
-    names = [param.metavar or param.name for param in command.params if param.param_type_name == "argument"]
-    missing = [name for name in names[len(words_given) :] if not name.startswith("[")]
+    missing = _missing_arguments(command, words[1:])
     if missing == ["DST"] and "--to" not in words:
         from ckpttool.conversion.targets import list_targets
 
         return f"add a target such as agent.pt, or another name with --to: {list_targets()}"
     return f"{shlex.join((NAME, *words))} {' '.join(missing)}"
+
+
+def _missing_arguments(command: Any, words: Sequence[str]) -> list[str]:
+    """Return the names of the arguments that the words after a command lack."""
+    names = [param.metavar or param.name for param in command.params if param.param_type_name == "argument"]
+    return [name for name in names[len(_arguments(command, words)) :] if not name.startswith("[")]
 
 
 def _arguments(command: Any, words: Sequence[str]) -> list[str]:
@@ -187,7 +191,7 @@ def _arguments(command: Any, words: Sequence[str]) -> list[str]:
     return positional
 
 
-def _unknown_command(word: str, words: Sequence[str], commands: Commands) -> UsageError:
+def _unknown_command(word: str, words: Sequence[str], commands: Commands, load: LoadCommand) -> UsageError:
     import difflib
 
     near = difflib.get_close_matches(word.lower(), commands, 1)
@@ -197,7 +201,10 @@ def _unknown_command(word: str, words: Sequence[str], commands: Commands) -> Usa
     if meant is None:
         return UsageError(f"unknown command '{word}'", hint=f"{NAME} --help lists all commands")
     suggested = "" if word.lower() in _SYNONYMS else f"; {did_you_mean(repr(meant))}"
-    return UsageError(f"unknown command '{word}'{suggested}", hint=_replace_word(words, word, [meant]))
+    behind = words[list(words).index(word) + 1 :]
+    missing = [] if "help" in words else _missing_arguments(load(meant), behind)
+    hint = " ".join((_replace_word(words, word, [meant]), *missing))
+    return UsageError(f"unknown command '{word}'{suggested}", hint=hint)
 
 
 def _replace_word(words: Sequence[str], word: str, by: list[str]) -> str:

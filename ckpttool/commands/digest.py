@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import replace
 
 from ckpttool.core import text
@@ -11,6 +12,7 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.digests import Digest, combine_digests, digest_checkpoint, hash_tensor
 from ckpttool.core.errors import FormatError, NotFoundError
 from ckpttool.core.text import compile_glob, no_match_error
+from ckpttool.core.urls import format_command, unused_name
 from ckpttool.formats.detect import open_checkpoint
 
 
@@ -66,12 +68,14 @@ def digest(
 def compare_with_saved(digest: Digest, saved_file: str) -> DigestComparison:
     """Compare with a digest saved by `digest --json`, or with the target digest in a sidecar."""
     if not os.path.isfile(saved_file):
-        hint = "write it by ckpttool digest PATH --json > saved.json"
+        saving = format_command("digest", digest.path, "--json")
+        hint = f"write it by {saving} > {shlex.quote(saved_file)}"
         raise NotFoundError("saved digest not found", file=saved_file, hint=hint)
     try:
         saved = text.load_json(saved_file, "the saved digest")
     except FormatError as error:
-        error.hint = error.hint or "write it by ckpttool digest PATH --json > saved.json"
+        saving = format_command("digest", digest.path, "--json")
+        error.hint = error.hint or f"write one by {saving} > {unused_name('saved.json')}"
         raise
     if "target_sha256" in saved:
         equal = saved["target_sha256"] == digest.sha256

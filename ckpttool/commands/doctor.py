@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -375,7 +376,10 @@ def _environment_findings(agent: Agent, env: str | None, notes: list[str]) -> It
         notes.append(f"environment not checked: {error.message}")
         return
     except CkpttoolError as error:
-        yield Finding("environment", error.message + _format_error_facts(error), error.hint)
+        # The listing of a file, which also prints this, has no such option.
+        other = re.match(r"use (--env) (\S+)", error.hint or "")
+        fix = error.hint if other is None else format_command("eval", agent.checkpoint.path, *other.groups())
+        yield Finding("environment", error.message + _format_error_facts(error), fix)
         return
     yield from (Finding("environment", note) for note in entrant.notes if note not in agent.notes)
 

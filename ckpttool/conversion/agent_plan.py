@@ -73,7 +73,12 @@ def plan_agent_conversion(
     binding, copies = add_targets(binding, agent)
     added = {**added, **copies}
     first = Plan(moves.moves, added, assumed=moves.assumed, consumed=consumed, notes=(*moves.notes, *notes))
-    second = cast(Plan, getattr(layout, kind.plan)(binding, Tree({**agent, **added}), settings))
+    try:
+        second = cast(Plan, getattr(layout, kind.plan)(binding, Tree({**agent, **added}), settings))
+    except UnsupportedError as error:
+        if kind.agent and error.hint is None:
+            error.hint = "use --to torch or --to tf, which write every recognised agent"
+        raise
     epsilon_notes = optimizers_write.list_epsilon_notes(
         agent, optimizer_settings.layout_framework(binding.layout), layout.TABLE.framework
     )

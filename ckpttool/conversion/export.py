@@ -24,6 +24,7 @@ from ckpttool.core.errors import (
     FormatError,
     UnsupportedError,
     UsageError,
+    suggest_networks,
 )
 from ckpttool.core.installation import require_package
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
@@ -359,11 +360,12 @@ def _make_inputs(network: Network) -> Observation:
 def _choose_part(agent: Agent, title: str) -> AgentNetwork:
     part = agent.runnable(title) if image_encoder(agent, title) is None else agent.playable(title)
     if part is None:
-        known = ", ".join(part.title for part in agent.binding.parts)
         raise UsageError(
             f"no network named {title} in the checkpoint",
             file=agent.checkpoint.path,
-            hint=f"available networks: {known}" if known else "the checkpoint contains no networks",
+            hint=suggest_networks(
+                part.title for part in agent.binding.parts if agent.runnable(part.title) is not None
+            ),
         )
     if part.program is not None and part.program.states:
         raise UnsupportedError(

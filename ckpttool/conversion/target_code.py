@@ -54,8 +54,21 @@ def format_code(
     """Return the code of the networks in a written file: of its agent, else of the source's graph.
 
     `record` is the file's sidecar, `digests` are those of source and file, `checkpoint` is the file under its
-    temporary name. Raise UnsupportedError without either, and for what cannot be written exactly.
+    temporary name. Raise UnsupportedError without either, and for what cannot be written exactly: the error
+    names the source, whose networks these are.
     """
+    try:
+        return _network_code(writer, record, digests, checkpoint)
+    except CkpttoolError as error:
+        error.file = urls.display_url(writer.checkpoint.path)
+        if error.hint is None or os.path.basename(checkpoint.path) in error.hint:
+            error.hint = "leave out --code"
+        raise
+
+
+def _network_code(
+    writer: TargetWriter, record: Sidecar, digests: tuple[str | None, str], checkpoint: Checkpoint
+) -> str:
     source = urls.display_url(writer.checkpoint.path)
     network = writer.request.options.network
     if network is not None and writer.plan.binding is not None:
@@ -64,9 +77,7 @@ def format_code(
         if network is None:
             return _agent_code(writer, record, digests, checkpoint, source)
         refusal: CkpttoolError = UnsupportedError(
-            "--code cannot write one network of a file that records no computation",
-            file=writer.target,
-            found=network,
+            "--code cannot write one network of a file that records no computation", found=network
         )
     except (UnsupportedError, UsageError) as error:
         refusal = error
@@ -88,7 +99,7 @@ def format_code(
         except (UnsupportedError, UsageError) as error:
             # The first graph's refusal stays, unless an option gives what the second lacks.
             other = refused and not isinstance(error, UsageError)
-            refusal, refused = refusal if other else error.located(file=writer.target), True
+            refusal, refused = refusal if other else error, True
     raise refusal
 
 
@@ -104,19 +115,13 @@ def _agent_code(
         raise UnsupportedError("--code cannot write networks of discrete observations without a policy")
     file = replace(checkpoint, path=writer.target)
     # What its own file contains is read from under its temporary name.
-    try:
-        binding = recognize_checkpoint(file) or recognize_playable_agent(checkpoint)
-        agent = None if binding is None else build_agent(checkpoint, binding, VerifiedSidecar(record))
-    except CkpttoolError as error:
-        error.file = writer.target
-        error.hint = None if os.path.basename(checkpoint.path) in str(error.hint) else error.hint
-        raise
-    if agent is None:
+    binding = recognize_checkpoint(file) or recognize_playable_agent(checkpoint)
+    if binding is None:
         raise UnsupportedError(
-            "--code needs an agent or a policy, and no layout recognises one in the output",
-            file=writer.target,
-            hint="use --to torch, or --to onnx for a model with a graph",
+            "--code needs an agent, a policy or a recorded computation",
+            hint="leave out --code, or fill your own model with --like MODULE:FACTORY",
         )
+    agent = build_agent(checkpoint, binding, VerifiedSidecar(record))
     known = {entry.value for entry in agent.ledger}
     more = (
         item for item in writer.ledger if item.open or (item.use == "assumed" and item.value not in known)

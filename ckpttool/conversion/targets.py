@@ -75,6 +75,8 @@ _SUFFIXES = {
     ".d3": "d3rlpy",
     ".onnx": "onnx",
 }
+# What other packages add targets by.
+_PLUGIN_KINDS: tuple[plugins.Kind, ...] = ("formats", "layouts")
 _INDEX, _INDEX_JSON = ".index", ".index.json"
 # Other names of targets, accepted as they are.
 _ALIASES = {
@@ -113,7 +115,19 @@ _COMMON = "torch, tf, keras, safetensors, npz, onnx"
 
 def list_targets() -> str:
     """Return the words of `--to`: the usual formats, then the libraries whose agents can be written."""
-    return f"{_COMMON}, or a library: {', '.join(name for name, kind in TARGETS.items() if kind.agent)}"
+    libraries = [name for name, kind in TARGETS.items() if kind.agent]
+    others = [name for name in target_words() if name not in TARGETS and name not in EXPORTS]
+    return f"{_COMMON}, or a library: {', '.join(libraries + others)}"
+
+
+def target_words() -> list[str]:
+    """Return every word of `--to`, those of other packages last; a package that cannot be loaded has none."""
+    rows = [row for kind in _PLUGIN_KINDS for row in plugins.installed(kind) if row.owner != "ckpttool"]
+    words = [*TARGETS, *EXPORTS]
+    for name in dict.fromkeys(row.name for row in rows):
+        with contextlib.suppress(CkpttoolError):
+            words += [name] * (name not in words and _plugin_target(name) is not None)
+    return words
 
 
 def find_target_name(kind: TargetKind) -> str:
@@ -142,7 +156,7 @@ def infer_target_word(target: str, to: str | None) -> str:
         raise UsageError(
             "a checkpoint is not written to stdout", hint="name a file: its receipt lies beside it"
         )
-    chosen, known = to or _SUFFIXES.get(os.path.splitext(target)[1]), (*TARGETS, *EXPORTS)
+    chosen = to or _SUFFIXES.get(os.path.splitext(target)[1])
     chosen = _ALIASES.get(chosen, chosen) if chosen is not None else None
     stem, suffix = os.path.splitext(target)
     if suffix == ".keras":
@@ -152,8 +166,8 @@ def infer_target_word(target: str, to: str | None) -> str:
     if chosen is None:
         hint = f"state the format with --to: {list_targets()}"
         raise UsageError("cannot infer the output format from the target's name", file=target, hint=hint)
-    if chosen not in known and _plugin_target(chosen) is None:
-        raise _unknown_target_error(chosen, known)
+    if chosen not in TARGETS and chosen not in EXPORTS and _plugin_target(chosen) is None:
+        raise _unknown_target_error(chosen, target_words())
     _require_suffix(target, chosen)
     return chosen
 
@@ -179,8 +193,9 @@ def _contradicts(suffix: str, chosen: str) -> bool:
 
         return suffix in _UNWRITTEN or candidates.suffix_kind(suffix) == candidates.FOREIGN
     implied = _SUFFIXES.get(suffix, chosen)
-    formats = {TARGETS[word].format if word in TARGETS else word for word in (chosen, implied)}
-    return len(formats) > 1
+    kinds = (TARGETS.get(word) or _plugin_target(word) for word in {chosen, implied} - {ONNX})
+    formats = {"" if kind is None else kind.format for kind in kinds}
+    return len(formats | {ONNX} & {chosen, implied}) > 1
 
 
 @contextlib.contextmanager
@@ -240,10 +255,22 @@ def parse_target_kind(target: str, to: str | None) -> TargetKind:
 
 
 def _plugin_target(word: str) -> TargetKind | None:
-    """Return the target of another package's format that writes: its `TARGET`, by default one file."""
-    for row in plugins.installed("formats"):
-        if row.name == word and row.owner != "ckpttool" and (module := row.load()).WRITES:
-            return getattr(module, "TARGET", TargetKind(word, "td3_torch"))
+    """Return the target of another package's format or layout that writes: its `TARGET`.
+
+    By default a format is one file, and a layout's agents are in a file of its framework.
+    """
+    from ckpttool.libraries.recognize import can_write  # few words are not in the table
+
+    for kind in _PLUGIN_KINDS:
+        for row in plugins.installed(kind):
+            if row.name != word or row.owner == "ckpttool":
+                continue
+            module = row.load()
+            if kind == "formats" and module.WRITES:
+                return getattr(module, "TARGET", TargetKind(word, "td3_torch"))
+            if kind == "layouts" and can_write(module):
+                own = TARGETS["torch" if module.TABLE.framework == "torch" else "tf"]
+                return getattr(module, "TARGET", own._replace(layout=word, agent=True))
     return None
 
 

@@ -284,6 +284,13 @@ def did_you_mean(*choices: str) -> str:
     return f"did you mean {' or '.join(choices)}?"
 
 
+def suggest_networks(names: Iterable[str]) -> str | None:
+    """Return the hint that chooses one of several networks, as options; None without names."""
+    import shlex
+
+    return " or ".join(f"--network {shlex.quote(name)}" for name in names) or None
+
+
 def suggest_choice(word: str, known: Iterable[str]) -> str:
     """Return the hint for an unknown word: the closest choice, then all of them."""
     import difflib

@@ -96,6 +96,17 @@ def base_name(text: str) -> str:
     return ""
 
 
+def unused_name(name: str) -> str:
+    """Return the name of a new file here: with the next number, if a file or TensorFlow prefix has it."""
+    stem, suffix = os.path.splitext(name)
+    first = re.search(r"-(\d{1,9})$", stem, re.ASCII)
+    number = 1 if first is None else int(first[1])
+    while os.path.lexists(name) or os.path.lexists(f"{name}.index"):
+        number += 1
+        name = f"{stem if first is None else stem[: first.start()]}-{number}{suffix}"
+    return name
+
+
 def _redact_link(link: str) -> str:
     scheme = _SCHEME.match(link)
     if scheme is None:

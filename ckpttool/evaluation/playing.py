@@ -23,6 +23,7 @@ from ckpttool.core.errors import (
     UsageError,
     abbreviate_list,
     suggest_choice,
+    suggest_networks,
 )
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
 from ckpttool.core.text import format_count
@@ -645,10 +646,11 @@ def policy_part(agent: Agent, network: str) -> AgentNetwork:
     if part is None or not part.acts:
         file = agent.checkpoint.path
         if policies := [p.title for p in agent.binding.parts if p.acts]:
-            hint = " or ".join(f"--network {policy}" for policy in policies)
-            raise UsageError(f"no policy named {network} in the checkpoint", file=file, hint=hint)
+            raise UsageError(
+                f"no policy named {network} in the checkpoint", file=file, hint=suggest_networks(policies)
+            )
         raise UnsupportedError(
-            "the checkpoint contains no policy with continuous actions, which eval plays",
+            "the checkpoint contains no policy that can be played",
             file=file,
             found=abbreviate_list([p.title for p in agent.binding.parts], 4),
             hint=single_networks.conversion_hint(file),
@@ -754,18 +756,26 @@ def _require_same_choices(agent: Agent, width: int, spec: EnvSpec) -> bool:
         else "a choice among discrete actions"
         if agent.known.head == "argmax"
         else format_count(width, "continuous action"),
-        hint=_first_actions_hint(known, env_choices),
+        hint=_actions_hint(agent, width, known, env_choices),
     )
 
 
-def _first_actions_hint(known: Choices | None, env_choices: Choices | None) -> str | None:
-    """Return what makes the actions of a policy and of its environment differ, if these count differently."""
-    if known is None or env_choices is None or known.counts != env_choices.counts:
+def _actions_hint(agent: Agent, width: int, known: Choices | None, env_choices: Choices | None) -> str | None:
+    """Return what makes the actions differ: other first numbers, or a layout that only names indicate."""
+    if env_choices is None or (known is not None and known.counts != env_choices.counts):
         return None
-    return (
-        f"the policy counts its actions from {abbreviate_list([*map(str, known.starts)], 3)}: play it in an "
-        "environment that takes these numbers"
-    )
+    if known is not None:
+        starts = abbreviate_list([*map(str, known.starts)], 3)
+        return (
+            f"the policy counts its actions from {starts}: play it in an environment that takes these numbers"
+        )
+    with suppress(ValueError, CkpttoolError):
+        env_choices.values_per_action(width)
+        if agent.known.action_low is None and single_networks.recognize_single_policy(agent.checkpoint):
+            return (
+                f"add --layout none if its outputs are of discrete actions ({agent.binding.layout} has none)"
+            )
+    return None
 
 
 def _sizes_hint(agent: Agent, spec: EnvSpec, obs_dim: int, act_dim: int) -> str | None:

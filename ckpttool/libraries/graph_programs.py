@@ -9,14 +9,19 @@ from __future__ import annotations
 import collections
 import contextlib
 import math
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core import deferred
 from ckpttool.core.deferred import NamedTuple
-from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.errors import (
+    CkpttoolError,
+    UnsupportedError,
+    UsageError,
+    abbreviate_list,
+    suggest_networks,
+)
 from ckpttool.core.kinds import NORM_OPERATORS
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf, Path
@@ -113,13 +118,17 @@ def _limit_outputs(graph: Graph, names: set[str]) -> Graph:
 
 
 def _several_outputs(names: Sequence[str], file: str) -> UsageError:
-    likely = [name for name in names if not _ACTS_NOT.search(name.lower())] or names
     return UsageError(
         "the model has several outputs, and it is unknown which one is the action",
         file=file,
         found=abbreviate_list(names, 8),
-        hint=f"choose it by --network NAME: {', '.join(map(shlex.quote, likely[:8]))}",
+        hint=suggest_networks(_likely_actions(names)),
     )
+
+
+def _likely_actions(names: Sequence[str]) -> Sequence[str]:
+    """Return the outputs that may be the action by their names, at most 8."""
+    return ([name for name in names if not _ACTS_NOT.search(name.lower())] or names)[:8]
 
 
 def _choose_action_output(names: Sequence[str]) -> str | None:
@@ -246,7 +255,10 @@ class _GraphLowering:
         name: str | None = network if network in names else None
         if name is None and network != "actor":
             raise UsageError(
-                f"the model has no output named {network}", file=self.file, found=abbreviate_list(names, 8)
+                f"the model has no output named {network}",
+                file=self.file,
+                found=abbreviate_list(names, 8),
+                hint=suggest_networks(_likely_actions(names)),
             )
         if name is None:
             name = others[0] if len(others) == 1 else _choose_action_output(others)

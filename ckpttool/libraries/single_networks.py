@@ -28,6 +28,7 @@ from ckpttool.core.errors import (
     UnsupportedError,
     UsageError,
     abbreviate_list,
+    suggest_networks,
 )
 from ckpttool.core.sidecar import NORMS_BEFORE, OUTPUT_RANGE, NotUnderstood, load_sidecar
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
@@ -742,7 +743,7 @@ def _choose_policy(
             "the checkpoint contains only a critic" if requested_role == "actor" else absent,
             file=file,
             found=names[0],
-            hint=f"use --network {names[0]} to treat it as the policy" if networks[0].name else None,
+            hint=suggest_networks(names if networks[0].name else ()),
         )
     if all(_is_critic(n.name) for n in networks):
         raise UsageError(
@@ -762,7 +763,7 @@ def _choose_policy(
         "several networks, and it is unknown which one is the policy",
         file=file,
         found=abbreviate_list(names, 8),
-        hint=" or ".join(f"--network {shlex.quote(name)}" for name in whole[:_MOST_NAMED]) or None,
+        hint=suggest_networks(whole[:_MOST_NAMED]),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import dataclass
-from ckpttool.core.urls import format_command
+from ckpttool.core.urls import base_name, format_command, unused_name
 
 Topic = Literal["loading", "numbers", "optimizer", "agent", "environment", "layout", "model"]
 
@@ -31,7 +31,8 @@ class Finding:
 
 def data_only_command(path: str) -> str:
     """Return the command that keeps a checkpoint's data when loading it does more than return data."""
-    return format_command("convert", path, "safe.npz", "--allow-missing")
+    target = unused_name(f"{base_name(path) or 'checkpoint'}.npz")
+    return format_command("convert", path, target, "--allow-missing")
 
 
 def unjudged_findings(sentences: Iterable[str]) -> Iterator[Finding]:
