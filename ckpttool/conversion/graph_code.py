@@ -177,7 +177,10 @@ def _with_layers(graph: Graph) -> Graph:
             if first is None or uses[name] != 1:
                 continue
             if last.op == "Mul" and first.op == "Sigmoid" and first.inputs[0] == other:
-                joined |= {id(first): None, id(last): replace(last, op="Silu", inputs=(other,))}
+                joined |= {
+                    id(first): None,
+                    id(last): replace(last, op="Swish", inputs=(other,), attributes={}),
+                }
             elif last.op == "Add" and first.op == "MatMul" and _is_bias(graph, first.inputs[1], other):
                 whole = replace(first, op="Gemm", inputs=(*first.inputs, other), outputs=last.outputs)
                 joined |= {id(first): None, id(last): whole}
@@ -987,6 +990,13 @@ def _attention(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -
     return f"F.scaled_dot_product_attention({q}, {k}, {v}, {more}){joined}"
 
 
+def _swish(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
+    if (alpha := node.attributes.get("alpha", 1.0)) == 1:
+        return writer.write(_PLAIN["Swish"], *arguments)
+    pair = ("{0} * torch.sigmoid({1!r} * {0})", "{0} * ops.sigmoid({1!r} * {0})")
+    return writer.write(pair, *arguments, alpha)
+
+
 def _gather(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     axis = node.attributes.get("axis", 0)
     if axis < -1:
@@ -1090,7 +1100,10 @@ _PAD = (
 )
 # Functions of one tensor without settings.
 _PLAIN = {
-    row.onnx: (f"{torch_function(row.name)}({{0}})", f"keras.activations.{row.keras[0]}({{0}})")
+    row.onnx: (
+        f"{torch_function(row.name)}({{0}})".replace("nn.functional", "F"),
+        f"keras.activations.{row.keras[0]}({{0}})",
+    )
     for row in ACTIVATION_KINDS.values()
     if row.onnx and row.torch and row.keras and row.is_plain and row.name not in ("gelu", "selu")
 }
@@ -1120,8 +1133,6 @@ _EXPRESSIONS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ("Celu", {"alpha": 1.0}, "F.celu({0}, {alpha!r})", "ops.celu({0}, {alpha!r})"),
     ("Selu", _SELU, "{gamma!r} * F.elu({0}, {alpha!r})", "{gamma!r} * ops.elu({0}, {alpha!r})"),
     ("LeakyRelu", {"alpha": 0.01}, "F.leaky_relu({0}, {alpha!r})", "ops.leaky_relu({0}, {alpha!r})"),
-    ("Silu", {}, "F.silu({0})", "ops.silu({0})"),
-    ("Swish", {"alpha": 1.0}, "{0} * torch.sigmoid({alpha!r} * {0})", "{0} * ops.sigmoid({alpha!r} * {0})"),
     (
         "HardSigmoid",
         {"alpha": 0.2, "beta": 0.5},
@@ -1163,6 +1174,7 @@ _ATTENTION = ("q_num_heads", "kv_num_heads", "is_causal", "scale", "left_window_
 _STATEMENTS: Mapping[str, tuple[Emit, tuple[str, ...]]] = {
     **{op: (_expression((one, other), own), tuple(own)) for op, own, one, other in _EXPRESSIONS},
     **dict.fromkeys(_NORMS, (_norm, _NORM_ATTRIBUTES)),
+    "Swish": (_swish, ("alpha",)),
     "Max": (_fold("maximum"), ()),
     "Min": (_fold("minimum"), ()),
     "Sum": (lambda _, __, arguments: " + ".join(arguments), ()),

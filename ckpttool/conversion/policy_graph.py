@@ -1,31 +1,29 @@
 """The graph of an agent's policy, whose constants are tensors of the agent's checkpoint.
 
-The network that plays is exported and read again as a graph. Built a second time from tensors that contain
-their own numbers instead of weights, it shows which tensor each constant is, or from which it is computed.
+The network that plays, built a second time from tensors that contain their own numbers instead of weights,
+shows which tensor each constant of its graph is, or from which it is computed.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from ckpttool.conversion.export import activation_place
 from ckpttool.conversion.graph_code import PolicyCalls
 from ckpttool.conversion.model_code import NumberedTree, derive_code_settings, number_tensors
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.installation import require_package
 from ckpttool.core.tree import Leaf, Path, attr
 from ckpttool.evaluation.restore import Agent
-from ckpttool.formats import open_checkpoint
-from ckpttool.graphs.graph import Constant, Graph, OperatorNode, inline_constant, read_graph
+from ckpttool.graphs.graph import Constant, Graph, OperatorNode, inline_constant
 from ckpttool.libraries.schema import batch_norm_path, canonical_weight_path
 from ckpttool.mapping.rules import AxisSlice, Cast, Move, Permute, Rule, chain_rules
 from ckpttool.networks.build import policy_network
-from ckpttool.networks.network import Network
+from ckpttool.networks.network import Dense, LayerNorm, Network
+from ckpttool.networks.network_graph import network_graph
 
 
 def read_policy_graph(agent: Agent) -> tuple[Graph, PolicyCalls]:
@@ -43,7 +41,7 @@ def read_policy_graph(agent: Agent) -> tuple[Graph, PolicyCalls]:
     numbered = number_tensors(agent)
     front = agent.front(title)
     networks = [policy_network(tree, part, settings, front) for tree in (agent.tree, numbered.tree)]
-    graph, twin = graphs = [*map(_exported, networks)]
+    graph, twin = graphs = [*map(_graph, networks)]
     if [node.op for node in graph.nodes] != [node.op for node in twin.nodes]:
         raise UnsupportedError("--code cannot write a network whose layers depend on its weights")
     act = "" if settings.choices is None else '.astype("int64")' + "[:, 0]" * settings.choices.single
@@ -63,20 +61,10 @@ def read_policy_graph(agent: Agent) -> tuple[Graph, PolicyCalls]:
     )
 
 
-def _exported(network: Network) -> Graph:
-    """Return a network as a graph whose constants contain their values."""
-    require_package("onnx", "the code of such a policy requires onnx", "onnx")
-    from ckpttool.networks import onnx_export
-
-    names = [str(number) for number in range(len(network.nodes))]
-    with tempfile.TemporaryDirectory() as folder:
-        file = os.path.join(folder, "policy.onnx")
-        with open(file, "wb") as stream:
-            stream.write(onnx_export.encode_model(network, names, "action", {}))
-        graph = read_graph(open_checkpoint(file))
-        assert graph is not None  # noqa: S101 - the format has a front end
-        constants = {name: inline_constant(leaf.read(name)) for name, leaf in graph.constants.items()}
-    return replace(graph, constants=constants)
+def _graph(network: Network) -> Graph:
+    """Return a network as a graph; constants outside its layers are named after the end where they are."""
+    layers = [n for n, node in enumerate(network.nodes) if isinstance(node.layer, Dense | LayerNorm)]
+    return network_graph(network, [activation_place(n, layers) for n in range(len(network.nodes))])
 
 
 class _Binder:
@@ -120,9 +108,7 @@ class _Binder:
         raise UnsupportedError("--code cannot write a constant that is computed from weights", found=name)
 
     def _parts(self, array: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[str, list[np.ndarray]]]:
-        """Yield how a constant may be computed from tensors: the negative one, joined rows, a sum of two."""
-        if np.signbit(numbers).all():
-            yield "Neg", [-numbers]
+        """Yield how a constant may be computed from tensors: joined rows, a sum of two."""
         column = np.ascontiguousarray(numbers.reshape(numbers.shape[0] if numbers.ndim else 1, -1)[:, 0])
         owners = np.searchsorted(self.firsts, column.view(np.int32), "right")
         for row in np.flatnonzero(np.diff(owners)) + 1:
