@@ -1,4 +1,4 @@
-"""What a network computes as a graph: a front end beside those of files, one table row per kind of layer."""
+"""Translate a network to a graph: one table row per kind of layer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BATCH = "batch"
 
 
 def network_graph(
-    network: Network, places: Sequence[str], output: str = "action", scores: str | None = None
+    network: Network, scopes: Sequence[str], output: str = "action", scores: str | None = None
 ) -> Graph:
     """Return what a network computes; constants contain their values.
 
@@ -52,15 +52,15 @@ def network_graph(
 
     Args:
         network: the network.
-        places: a name per node, the scope of its operators and constants.
+        scopes: a name per node, the scope of its operators and constants.
         output: the name of the result, followed by `next_NAME` for each state slot.
         scores: where the network ends by choosing discrete actions, the name of a further output before it:
             what it chooses by.
     """
     shapes, nodes = value_shapes(network), LayerNodes(network)
     values = [name for name, _ in network.inputs]
-    for node, place in zip(network.nodes, places, strict=True):
-        nodes.builder.scope, nodes.rank = (place,), len(shapes[node.inputs[0]])
+    for node, scope in zip(network.nodes, scopes, strict=True):
+        nodes.builder.scope, nodes.rank = (scope,), len(shapes[node.inputs[0]])
         lower = look_up(LAYERS, type(node.layer), "graph")
         values.append(lower(nodes, node.layer, *[values[number] for number in node.inputs]))
     results = {output: network.output, **{f"next_{slot.name}": slot.value for slot in network.states}}
@@ -117,12 +117,38 @@ class LayerNodes:
 
 
 def _dense(nodes: LayerNodes, layer: Dense, x: str) -> str:
+    if layer.constant and _is_dueling(layer.kernel):
+        return _dueling(nodes, layer.kernel, x)
     kernel = nodes.constant("kernel", layer.kernel)
     if layer.bias is None:
         return nodes.add("MatMul", x, kernel)
     if layer.kernel.ndim > 2 or nodes.rank > 1:  # Gemm accepts one matrix and rows only
         return nodes.add("Add", nodes.add("MatMul", x, kernel), nodes.constant("bias", layer.bias))
     return nodes.add("Gemm", x, kernel, nodes.constant("bias", layer.bias))
+
+
+def _is_dueling(kernel: np.ndarray) -> bool:
+    """Return whether a matrix subtracts the mean of the advantages and adds the value (networks/build.py)."""
+    rows, out = kernel.shape[-2:]
+    atoms = rows - out
+    if kernel.ndim > 2 or atoms < 1 or out % atoms:
+        return False
+    count = out // atoms
+    centred = np.kron(np.eye(count) - 1 / count, np.eye(atoms))
+    whole = np.concatenate([centred, np.tile(np.eye(atoms), count)])
+    return np.array_equal(kernel, whole.astype(kernel.dtype))
+
+
+def _dueling(nodes: LayerNodes, kernel: np.ndarray, x: str) -> str:
+    rows, out = kernel.shape
+    atoms = rows - out
+    advantages, value = (_slice(nodes, Slice(*ends), x) for ends in ((0, out), (out, rows)))
+    grouped = advantages if atoms == 1 else _grouped(nodes, advantages, -1, atoms)
+    mean = nodes.add("ReduceMean", grouped, nodes.integers([nodes.leading]), keepdims=1)
+    centred = nodes.add("Sub", grouped, mean)
+    state = value if atoms == 1 else _grouped(nodes, value, -1, atoms)
+    total = nodes.add("Add", centred, state)
+    return total if atoms == 1 else nodes.add("Flatten", total, axis=1)
 
 
 def _layer_norm(nodes: LayerNodes, layer: LayerNorm, x: str) -> str:
