@@ -304,8 +304,13 @@ class _Binder:
         )
         if steps is None or not np.array_equal(arrays[0].astype(np.float64), np.asarray(norm["mean"])):
             return
-        cast = () if arrays[0].dtype == np.float32 else (Cast("float32"),)
-        self.constants["obs/mean"] = mean._replace(rule=chain_rules(mean.rule, *cast))
+        if arrays[0].dtype == np.float32:
+            self.constants["obs/mean"] = mean
+        else:
+            # Rounded as in the policy; a rule would only cast without a change.
+            del self.constants["obs/mean"]
+            self.constants["obs/mean/wide"] = mean
+            self._add_chain("obs/mean/wide", (), "obs/mean")
         del self.constants["obs/scale"]
         self.constants["obs/spread"] = width
         self._add_chain("obs/spread", (*steps, ("Reciprocal",)), "obs/scale")
