@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.conversion import model_code
+from ckpttool.conversion import graph_modules
 from ckpttool.core import CkpttoolError, MissingExtraError, UnsupportedError, UsageError, plugins
 from ckpttool.core.sidecar import ACTIVATIONS
 from ckpttool.evaluation.agent_facts import AgentFacts
@@ -180,7 +180,7 @@ def test_keras_models_with_memory_and_images_compute_what_the_agent_does(tmp_pat
 TARGETS = {"torch": "pt", "safetensors": "safetensors", "npz": "npz", "tf": "index", "keras": "h5"}
 IMPORTED = {
     "torch": {"torch", "numpy", "safetensors"},
-    "keras": {"keras", "tensorflow", "numpy", "safetensors", "shutil", "tempfile"},
+    "keras": {"keras", "tensorflow", "numpy", "safetensors", "contextlib", "h5py"},
 }
 
 
@@ -273,10 +273,7 @@ def test_code_runs_in_keras(coded: tuple[Path, dict[str, str]]) -> None:
     folder, files = coded
     programs = {name: (folder / f"{name}.py").read_text() for name in files}
     chosen = {n: files[n] for n, text in programs.items() if "keras" in imported(text)}
-    assert all(
-        imported(programs[n]) <= {*IMPORTED["keras"], "safetensors", "shutil", "tempfile", "h5py"}
-        for n in chosen
-    )
+    assert all(imported(programs[n]) <= IMPORTED["keras"] for n in chosen)
     (folder / "code.json").write_text(json.dumps(chosen))
     apart = tensorflow_child.run(agent_models.__file__, "run_code", folder)
     assert {name.rpartition("_")[2] for name in apart} == {"tf", "keras", "npz"}
@@ -314,7 +311,7 @@ def exec_code(code: str) -> dict[str, Any]:
 def test_names_in_the_file_are_never_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(imported(code) == {"torch", "numpy"} for code in hostile_codes(tmp_path))
     # The test can fail: names that are not escaped end the string or the line.
-    monkeypatch.setattr(model_code, "python_literal", lambda value: f'"{value}"')
+    monkeypatch.setattr(graph_modules, "python_literal", lambda value: f'"{value}"')
     with pytest.raises((SyntaxError, AssertionError, KeyError, RuntimeError)):
         hostile_codes(tmp_path)
 
@@ -345,6 +342,41 @@ def test_statistics_beside_the_networks_are_loaded_with_them(target: str, tmp_pa
     model = code["load"](path)
     np.testing.assert_allclose(code["act"](model, obs), ckpttool.load_agent(path).act(obs), rtol=0, atol=1e-6)
     assert {"state_mean", "state_std"} <= {*model.state_dict()}
+    # They are computed with, so that the code also runs a later file of the run.
+    before = code["act"](model, obs)
+    with torch.no_grad():
+        model.state_mean += 1
+        changed = code["act"](model, obs)
+        model.state_mean -= 1
+        model.state_std *= 2
+    assert all(abs(before - actions).max() > 1e-3 for actions in (changed, code["act"](model, obs)))
+    folded = ckpttool.convert(
+        str(tmp_path / "a.pt"), path, code="-", facts=FACTS, fold_normalizer=True, force=True
+    )
+    code = exec_code(str(folded.code))
+    np.testing.assert_allclose(code["act"](code["load"](path), obs), before, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("units", "computed"), [(6, True), (3, False)])
+def test_a_critic_beside_a_memory_is_computed_if_its_inputs_are_those_of_the_policy(
+    units: int, computed: bool, tmp_path: Path
+) -> None:
+    nn = torch.nn
+    torch.manual_seed(0)
+    actor = nn.ModuleDict({"memory": nn.LSTM(3, units), "l1": nn.Linear(units, 4), "l2": nn.Linear(4, 2)})
+    critic = nn.ModuleDict({"l1": nn.Linear(5, 8), "l2": nn.Linear(8, 1)})
+    bounds = {"action_scale": torch.ones(2), "action_bias": torch.zeros(2)}
+    state = {"actor": {**actor.state_dict(), **bounds}, "critic": critic.state_dict(), "total_it": 5}
+    torch.save(state, tmp_path / "a.pt")
+    facts = AgentFacts(activations=["relu"])
+    done = ckpttool.convert(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), code="-", facts=facts)
+    model = exec_code(str(done.code))["load"](str(tmp_path / "b.pt"))
+    # Of as many numbers as an observation has, the critic may as well receive what the memory computes.
+    assert ("# not computed here: critic" in str(done.code)) is not computed
+    if computed:
+        obs, actions = torch.randn(9, 3), torch.randn(9, 2)
+        expected = critic["l2"](torch.relu(critic["l1"](torch.cat([obs, actions], -1))))
+        torch.testing.assert_close(model.critic(obs, actions), expected)
 
 
 @pytest.mark.parametrize("written", [True, False])
@@ -377,4 +409,4 @@ def test_code_needs_the_bounds_that_the_environment_gives(tmp_path: Path) -> Non
 
 def test_reserved_names_are_those_of_the_frameworks() -> None:
     own = {name for name in dir(torch.nn.Module()) if not name.startswith("_")}
-    assert own <= model_code._RESERVED
+    assert own <= graph_modules._RESERVED

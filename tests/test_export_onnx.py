@@ -36,7 +36,7 @@ from tests.golden_texts import Golden
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-from ckpttool.networks import onnx_export  # noqa: E402  # it needs onnx
+from ckpttool.networks import network_graph, onnx_export  # noqa: E402  # it needs onnx
 
 
 def session(path: Path) -> Any:
@@ -154,7 +154,7 @@ def test_statistics_of_the_sidecar_are_inside(tmp_path: Path) -> None:
     near, far = (model.run(None, {"obs": mean + times * spread})[0] for times in (5.0, 50.0))
     assert np.abs(near - far).max() <= 1e-4
     constants = {constant.name for constant in onnx.load(tmp_path / "a.onnx").graph.initializer}
-    assert {"obs/0/shift", "obs/1/scale", "obs/2/low", "actor/0/kernel", "action/9/shift"} <= constants
+    assert {"obs/0/mean", "obs/1/scale", "obs/2/low", "actor/0/kernel", "action/9/shift"} <= constants
 
 
 @pytest.mark.torch
@@ -416,8 +416,8 @@ def test_what_gives_no_numbers_cannot_be_compared(tmp_path: Path, golden: Golden
 
 
 MUTANTS = {
-    "clip for tanh": "m.ACTIVATIONS['tanh'] = lambda g, l, x: g.apply('HardSigmoid', x)",
-    "no hidden activation": "m.ACTIVATIONS['relu'] = lambda g, l, x: x",
+    "clip for tanh": "m.ACTIVATION_NODES['tanh'] = lambda add, number, x: add('HardSigmoid', x)",
+    "no hidden activation": "m.ACTIVATION_NODES['relu'] = lambda add, number, x: x",
     "no scaling": "m.LAYERS[m.Affine] = lambda g, l, x: x",
     "transposed squares": (
         "d = m.LAYERS[m.Dense]; m.LAYERS[m.Dense] = lambda g, l, x: "
@@ -430,8 +430,8 @@ MUTANTS = {
 def test_a_model_that_computes_something_else_is_not_written(
     mutant: str, tmp_path: Path, golden: Golden
 ) -> None:
-    with mock.patch.dict(onnx_export.ACTIVATIONS), mock.patch.dict(onnx_export.LAYERS):
-        exec(mutant, {"m": onnx_export})
+    with mock.patch.dict(network_graph.ACTIVATION_NODES), mock.patch.dict(network_graph.LAYERS):
+        exec(mutant, {"m": network_graph})
         ran = in_process("convert", TORCH_SAMPLE, "a.onnx", "--allow-missing", cwd=tmp_path)
     assert ran.status == 1, ran.err
     golden(ran.out.splitlines()[-1])

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import ckpttool
+from ckpttool.conversion.graph_code import GraphPlan, Method, write_graph_code
 from ckpttool.core import (
     FormatError,
     LimitError,
@@ -747,6 +748,14 @@ def test_one_row_adds_an_operator_to_every_language(read: Callable[[Path], Graph
     traced = trace_graph(graph, {})
     assert traced is not None
     assert [(call.output, call.macs) for call in traced.calls if call.kind == "Toy"] == [((2, 3), 0)]
+
+
+@pytest.mark.usefixtures("toy_row")
+@pytest.mark.parametrize(("target", "call"), [("torch", "torch.toy("), ("keras", "ops.toy(")])
+def test_one_row_is_written_as_code(target: str, call: str, tmp_path: Path) -> None:
+    graph = toy_onnx(tmp_path / "toy.onnx")
+    code = write_graph_code([Method(graph)], GraphPlan(Tree({}), (), Tree({}), {}), target, ())
+    assert code.count(call) == 1
 
 
 @pytest.mark.usefixtures("toy_row")

@@ -84,7 +84,6 @@ NAMES_ALLOWED: dict[tuple[str, str], str] = {
     ("ckpttool/commands/check.py", "wanted"): "public: a keyword of `ckpttool.check`",
     ("ckpttool/commands/plugin_rows.py", "seen"): "a key of the JSON of `plugins`",
     ("ckpttool/conversion/graph_code.py", "found"): "becomes an error's `found`",
-    ("ckpttool/conversion/model_code.py", "found"): "becomes an error's `found`",
     ("ckpttool/core/errors.py", "found"): "public: every error has `expected` and `found`",
     ("ckpttool/core/limits.py", "found"): "becomes an error's `found`",
     ("ckpttool/core/source.py", "found"): "becomes an error's `found`",

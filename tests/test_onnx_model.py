@@ -30,7 +30,9 @@ from tests.test_network import EVERY_KIND, chain
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-from ckpttool.networks import onnx_backend, onnx_export  # noqa: E402  # they need onnx
+from ckpttool.networks import onnx_backend  # noqa: E402  # they need onnx
+from ckpttool.networks.network_graph import network_graph  # noqa: E402
+from ckpttool.networks.onnx_export import encode_graph  # noqa: E402
 
 NAMES = ACTIVATIONS
 WITHOUT_STATE = replace(EVERY_KIND, states=())
@@ -38,7 +40,7 @@ WITHOUT_STATE = replace(EVERY_KIND, states=())
 
 def encoded(network: Network, **metadata: str) -> bytes:
     places = [f"p{number}" for number in range(len(network.nodes))]
-    return onnx_export.encode_model(network, places, "y", metadata)
+    return encode_graph(network_graph(network, places, "y"), metadata)
 
 
 def fed(network: Network) -> dict[str, np.ndarray]:

@@ -378,7 +378,8 @@ CHOICES = {
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_an_export_of_discrete_actions_is_read_back(name: str, tmp_path: Path) -> None:
-    from ckpttool.networks.onnx_export import encode_model
+    from ckpttool.networks.network_graph import network_graph
+    from ckpttool.networks.onnx_export import encode_graph
 
     before, chosen = CHOICES[name]
     width = sum(chosen.counts) * (7 if before else 1)
@@ -392,7 +393,7 @@ def test_an_export_of_discrete_actions_is_read_back(name: str, tmp_path: Path) -
         builder.add(layer)
     network = builder.done()
     places = [f"/{n}" for n in range(len(network.nodes))]
-    path.write_bytes(encode_model(network, places, "action", {}, "scores"))
+    path.write_bytes(encode_graph(network_graph(network, places, "action", "scores"), {}))
     obs = generator.normal(size=(300, 3)).astype(np.float32)
     scores, expected = onnxruntime.InferenceSession(str(path)).run(None, {"obs": obs})
     agent = load_agent(str(path))

@@ -136,10 +136,11 @@ def name_nodes(network: Network, part: AgentNetwork, agent: Tree) -> list[str]:
     names = dict(zip(layers, places, strict=True))
     if part.state_value is not None:
         names |= dict.fromkeys(constant, "dueling")
-    return [names.get(n) or f"{_activation_place(n, layers)}/{n}" for n in range(len(network.nodes))]
+    return [names.get(n) or f"{activation_place(n, layers)}/{n}" for n in range(len(network.nodes))]
 
 
-def _activation_place(number: int, layers: Sequence[int]) -> str:
+def activation_place(number: int, layers: Sequence[int]) -> str:
+    """Return whether a node is before, between or behind the layers, whose numbers are `layers`."""
     if number < layers[0]:
         return "obs"
     return "action" if number > layers[-1] else "hidden"
@@ -324,13 +325,14 @@ def _receipt(agent: Agent, title: str, network: Network, facts: Sidecar, report:
 
 
 def _encode_model(network: Network, part: AgentNetwork, agent: Tree, record: Sidecar) -> bytes:
-    from ckpttool.networks import onnx_export
+    from ckpttool.networks.network_graph import network_graph
+    from ckpttool.networks.onnx_export import encode_graph
 
     output = "action" if part.acts else "value"
     discrete = any(isinstance(node.layer, ArgMax) for node in network.nodes)
     scores = ("q_values" if part.chooses else "logits") if discrete else None
     names = name_nodes(network, part, agent)
-    return onnx_export.encode_model(network, names, output, build_metadata(record), scores)
+    return encode_graph(network_graph(network, names, output, scores), build_metadata(record))
 
 
 def _compare_outputs(agent: Agent, title: str, network: Network, model: bytes) -> tuple[Parity, str]:

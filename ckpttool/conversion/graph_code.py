@@ -6,6 +6,7 @@ statement here is refused by its name. Images have ONNX's order of axes in both 
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 from collections import Counter
@@ -16,10 +17,27 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.conversion.graph_modules import Form, GraphModules
-from ckpttool.conversion.graph_texts import ACT, ACT_WITH_STATES, LANGUAGES, ONE_HOT, STATES
+from ckpttool.conversion.graph_modules import (
+    TORCH_ATTRIBUTES,
+    Form,
+    GraphModules,
+    Item,
+    Items,
+    Names,
+    number_code,
+)
+from ckpttool.conversion.graph_texts import (
+    ACT,
+    ACT_WITH_STATES,
+    BLOCK,
+    KERNEL_LANGUAGES,
+    LANGUAGES,
+    ONE_HOT,
+    SELECTED,
+    STATES,
+    Language,
+)
 from ckpttool.conversion.loading_code import is_word, python_literal
-from ckpttool.conversion.model_code import TORCH_ATTRIBUTES, Names, number_code, torch_function
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, UnsupportedError
 from ckpttool.core.kinds import ACTIVATION_KINDS
@@ -28,6 +46,7 @@ from ckpttool.core.tree import Leaf, Path, Tree, display
 from ckpttool.graphs.builder import needed_nodes
 from ckpttool.graphs.graph import Constant, Graph, OpenShape, OperatorNode, Value
 from ckpttool.graphs.interpreter import evaluate
+from ckpttool.graphs.operators import look_up_operator
 from ckpttool.graphs.shapes import infer_shapes
 from ckpttool.libraries.schema import Choices
 from ckpttool.mapping.rules import (
@@ -47,12 +66,13 @@ from ckpttool.mapping.rules import (
 )
 from ckpttool.networks.network import SELU_ALPHA, SELU_SCALE
 
-# Entries of a constant of the program that the code contains; larger ones are weights that no file has.
-_MOST_ENTRIES = 256
+# Entries of a constant of a file that the code contains; larger ones are weights. Those of a program may be
+# statistics of observations.
+_MOST_ENTRIES, _MOST_OF_PROGRAM = 256, 1 << 16
 # Entries of a constant inside a statement.
 _MOST_IN_LINE = 8
 # Names that modules of the code have already, and names that statements use.
-_TAKEN = TORCH_ATTRIBUTES | {f"constant_{number}" for number in range(1, 100)}
+_TAKEN = TORCH_ATTRIBUTES | {"_buffers", "_modules", "_parameters", "_non_persistent_buffers_set"}
 _USED = frozenset(("self", "torch", "nn", "F", "np", "keras", "ops", "float", "tuple", "tensors", "len"))
 _USED |= {"range", "sorted", "TENSORS", "Model", "load"}
 Arguments = Sequence[str]
@@ -61,51 +81,19 @@ Pair = str | tuple[str, str]
 Emit = Callable[["_GraphWriter", OperatorNode, Arguments], str]
 
 
-def write_graph_code(
-    graph: Graph,
-    plan: GraphPlan,
-    target: str,
-    about: Sequence[str],
-    calls: PolicyCalls | None = None,
-) -> str:
-    """Return the text of a module that defines `Model` and `load(path)`.
+class Method(NamedTuple):
+    """A graph that the code computes: its method's name, "" for the call of the model, and a docstring."""
 
-    Args:
-        graph: what the source computes.
-        plan: the conversion of the leaves that the graph's constants are.
-        target: the name of the target's kind, one of LANGUAGES.
-        about: lines about the file, for comments.
-        calls: how a policy is called; None for another model, whose code has no function `act`.
-
-    Raise UnsupportedError for what has no statement.
-    """
-    language = LANGUAGES[target]
-    text = _GraphWriter(graph, plan, target).text(about)
-    if calls is None:
-        return text
-    single = len(calls.encodings) - len(calls.states) == 1
-    arguments = "observations" + ", *states" * bool(calls.states) if single else "*observations"
-    observed = f"[{arguments}]" if single else "observations"
-    if calls.states:
-        count = str(len(calls.encodings) - len(calls.states))
-        text += f"\n\n# The size of each state.\nSTATES = {calls.states!r}\n{STATES.replace('COUNT', count)}"
-        observed = f"with_states({observed})"
-    if any(calls.encodings):
-        spaces = [
-            encoding and (encoding.counts, encoding.starts, encoding.single) for encoding in calls.encodings
-        ]
-        text += f"\n\n# Counts and first numbers of discrete observations.\nSPACES = {spaces!r}\n{ONE_HOT}"
-        observed = f"encoded({observed})"
-    act = ACT_WITH_STATES if calls.states else ACT
-    run = language.run.replace("OBSERVED", observed)
-    return text + act.replace("ARGUMENTS", arguments).replace("RUN", run).replace("END", calls.result)
+    graph: Graph
+    name: str = ""
+    text: str = ""
 
 
 class PolicyCalls(NamedTuple):
     """What turns a policy's output, an array, into actions; what its inputs are.
 
     Args:
-        result: the code behind the array.
+        result: the code behind the array, `output`.
         encodings: the discrete observations of each input.
         states: the shape of each state, without the batch; they are the last inputs, and begin with zeros.
 
@@ -114,6 +102,28 @@ class PolicyCalls(NamedTuple):
     result: str
     encodings: tuple[Choices | None, ...]
     states: tuple[tuple[int, ...], ...] = ()
+
+
+def write_graph_code(
+    methods: Sequence[Method],
+    plan: GraphPlan,
+    target: str,
+    about: Sequence[str],
+    calls: PolicyCalls | None = None,
+) -> str:
+    """Return the text of a module that defines `Model` and `load(path)`.
+
+    Args:
+        methods: what the source computes; the first one is what `act` calls.
+        plan: the conversion of the leaves that the graphs' constants are.
+        target: the name of the target's kind, one of LANGUAGES.
+        about: lines about the file, for comments.
+        calls: how a policy is called; None for another model, whose code has no function `act`.
+
+    Raise UnsupportedError for what has no statement.
+    """
+    code = _ModelCode(methods, plan, target)
+    return code.text(about) + (code.act(calls) if calls is not None else "")
 
 
 class GraphPlan(NamedTuple):
@@ -177,7 +187,10 @@ def _with_layers(graph: Graph) -> Graph:
             if first is None or uses[name] != 1:
                 continue
             if last.op == "Mul" and first.op == "Sigmoid" and first.inputs[0] == other:
-                joined |= {id(first): None, id(last): replace(last, op="Silu", inputs=(other,))}
+                joined |= {
+                    id(first): None,
+                    id(last): replace(last, op="Swish", inputs=(other,), attributes={}),
+                }
             elif last.op == "Add" and first.op == "MatMul" and _is_bias(graph, first.inputs[1], other):
                 whole = replace(first, op="Gemm", inputs=(*first.inputs, other), outputs=last.outputs)
                 joined |= {id(first): None, id(last): whole}
@@ -272,13 +285,14 @@ def _is_by_entry(node: OperatorNode, graph: Graph) -> bool:
 class _GraphWriter:
     """Statements of a graph; `names` are the variables of its values."""
 
-    def __init__(self, graph: Graph, plan: GraphPlan, target: str) -> None:
+    def __init__(
+        self, graph: Graph, plan: GraphPlan, language: Language, file: _GraphWriter | None = None
+    ) -> None:
         graph = _without_turns(_with_layers(graph))
-        self.graph, self.plan = graph, plan
+        self.graph, self.plan, self.language = graph, plan, language
         self.last_uses = {name: at for at, node in enumerate(graph.nodes) for name in node.inputs}
         self.last_uses |= dict.fromkeys((value.name for value in graph.outputs), len(graph.nodes))
         self.reuses = not _has_branches(graph)
-        self.language = LANGUAGES[target]
         # Names may have changed before the moves: a leaf's bytes show which entry it became.
         self.moves: dict[int, list[Move]] = {}
         for move in plan.moves:
@@ -288,10 +302,16 @@ class _GraphWriter:
         self.constants: Mapping[str, Constant] = graph.constants
         self.lines: list[str] = []
         self.indent = 8
-        self.helpers: set[str] = set()
-        self.sums: dict[Path, Move] = {}
-        self.modules = GraphModules(self.language, self._stored_tensors())
-        self.forms: dict[str, Form] = {}
+        # Expressions of values that the next statement contains, and where layers are called.
+        self.pending: dict[str, str] = {}
+        self.calls: dict[int, Names] = {}
+        self.runs: Mapping[int, tuple[Names, int]] = {}
+        # Those of all graphs of a file.
+        self.helpers: set[str] = set() if file is None else file.helpers
+        self.sums: dict[Path, Move] = {} if file is None else file.sums
+        tensors = self._stored_tensors() if file is None else {}
+        self.modules: GraphModules = GraphModules(language, tensors) if file is None else file.modules
+        self.forms: dict[str, Form] = {} if file is None else file.forms
         self.shapes = _known_shapes(graph)
         self.uses = _count_uses(graph)
         self.ranks = _known_ranks(graph, self.shapes)
@@ -305,41 +325,76 @@ class _GraphWriter:
         """Return an expression: the template of the framework with these arguments."""
         return self.pick(pair).format(*arguments, **settings)
 
-    def text(self, about: Sequence[str]) -> str:
-        """Return the whole module."""
-        arguments = [self._variable(value.name, f"x{at}") for at, value in enumerate(self.graph.inputs)]
-        for at, node in enumerate(self.graph.nodes):
-            self._add(node, at)
-        results = ", ".join(self.value(value.name) for value in self.graph.outputs)
-        shapes = [
-            name
-            + f" [{', '.join(str(extent or 'batch') for extent in value.shape or ())}]" * bool(value.shape)
-            for name, value in zip(arguments, self.graph.inputs, strict=True)
-        ]
-        comments = "\n".join(
-            "# " + clean(line).encode("ascii", "backslashreplace").decode() for line in about
+    def method(self, name: str, text: str) -> str:
+        """Return the method that computes the graph; without a name it is the call of its class."""
+        inputs = [self._variable(value.name, f"x{at}") for at, value in enumerate(self.graph.inputs)]
+        nodes, at = self.graph.nodes, 0
+        while at < len(nodes):
+            names, after = self.runs.get(at, ((), at + 1))
+            node = replace(nodes[at], outputs=nodes[after - 1].outputs) if names else nodes[at]
+            self._add(node, after - 1, names)
+            at = after
+        results = ", ".join(
+            self.pending.get(value.name) or self.value(value.name) for value in self.graph.outputs
         )
         space = " " * 8
-        method = [
-            f"    def {self.language.method}(self, {', '.join(arguments)}):",
-            *self.lines,
-            f"{space}return {results}",
-        ]
-        title = (
-            f'"""A converted model: `load(path)` returns it with its weights. Inputs: {"; ".join(shapes)}."""'
+        return "\n".join(
+            [
+                f"    def {name or self.language.method}(self, {', '.join(inputs)}):",
+                *[f'{space}"""{text}"""'] * bool(text),
+                *self.lines,
+                f"{space}return {results}",
+            ]
         )
-        blocks = [*self.modules.blocks(), *(self.language.helpers[name] for name in sorted(self.helpers))]
-        head = self.language.head.replace("class Model", (chr(10) * 3).join([*blocks, "class Model"]))
-        init = "".join(f"{space}{line}\n" for line in self.modules.statements())
-        code = f"{init}{self.modules.methods()}\n" + "\n".join(method) + "\n"
-        flat = all(len(path) == 1 and isinstance(leaf, Leaf) for path, leaf in self.plan.written.items())
-        load = self.language.load_flat if flat else self.language.load
-        return f"{title}\n\n{comments}\n{head}{code}" + load.replace("STATE", self.modules.renamed("state"))
+
+    @property
+    def arguments(self) -> str:
+        """The variables of the inputs, with their shapes."""
+        shapes = (value.shape or () for value in self.graph.inputs)
+        return "; ".join(
+            self.names[value.name]
+            + f" [{', '.join(str(extent or 'batch') for extent in shape)}]" * bool(shape)
+            for value, shape in zip(self.graph.inputs, shapes, strict=True)
+        )
+
+    def sequences(self) -> dict[Names, tuple[Items, int, int]]:
+        """Return the modules whose layers are computed one after the other, with the first and last node."""
+        nodes: dict[Names, list[int]] = {}
+        for at, names in self.calls.items():
+            nodes.setdefault(names[:-1], []).append(at)
+        chains = {names: self._chain(numbers) for names, numbers in nodes.items() if names}
+        return {names: chain for names, chain in chains.items() if chain is not None}
+
+    def _chain(self, numbers: Sequence[int]) -> tuple[Items, int, int] | None:
+        items: list[Item] = []
+        nodes, at = self.graph.nodes, numbers[0]
+        for number in numbers:
+            if number != at or (items and nodes[at].inputs[0] != nodes[at - 1].outputs[0]):
+                return None
+            after: list[str] = []
+            while self._follows(at) and (function := _module_of(nodes[at + 1])):
+                after.append(function)
+                at += 1
+            names = self.calls[number]
+            items.append(Item(names[-1], self.modules.layers[names], tuple(after)))
+            at += 1
+            if number != numbers[-1] and self.uses[nodes[at - 1].outputs[0]] != 1:
+                return None
+        return tuple(items), numbers[0], at
+
+    def _follows(self, at: int) -> bool:
+        """Return whether only the next node uses a node's result, as its first input."""
+        nodes, name = self.graph.nodes, self.graph.nodes[at].outputs[0]
+        return at + 1 < len(nodes) and nodes[at + 1].inputs[:1] == (name,) and self.uses[name] == 1
 
     def _stored_tensors(self) -> dict[Names, Leaf]:
         """Return the tensors of the written file; raise UnsupportedError for two of one name."""
         tensors: dict[Names, Leaf] = {}
+        # Optimizers have tensors of their own alone, a batch norm counts beside its parameters.
+        networks = {path[:-1] for path, leaf in self.plan.written.tensors() if leaf.role not in _OF_TRAINING}
         for path, leaf in self.plan.written.tensors():
+            if leaf.role == "slot" or (leaf.role in _OF_TRAINING and path[:-1] not in networks):
+                continue
             # Files of named tensors have one of the names of a shared one.
             others = () if self.language.keyed else self.plan.written.aliases.get(path, ())
             for one in (path, *(alias.path for alias in others)):
@@ -354,12 +409,12 @@ class _GraphWriter:
         """Return the names of a tensor of the written file, in PyTorch those of its state."""
         leaf, steps = self.plan.written.get(path), [str(step.value) for step in path]
         if self.language.keras:
-            return tuple(steps)
+            return (*steps[:-1], steps[-1].removeprefix("_"))
         name = ".".join(steps)
         if isinstance(leaf, Leaf) and self.language.keyed:
             name = leaf.key.replace("/", ".")
         names = tuple(name.split("."))
-        if not all(re.fullmatch(r"\w+", name, re.ASCII) and name not in _TAKEN for name in names):
+        if not all(name and name.isprintable() and name not in _TAKEN for name in names):
             raise _refusal("a tensor with such a name", ".".join(names))
         return names
 
@@ -384,7 +439,7 @@ class _GraphWriter:
             return self._stored(moves, constant.rule)
         array = self.array(name)
         if array.dtype == np.float32 and array.size > _MOST_IN_LINE:
-            return self.modules.constant(array)
+            return self.modules.constant(array, name)
         numbers = re.sub(r"\binf\b", 'float("inf")', repr(array.tolist()))
         return self.write(_LITERAL, numbers, array.dtype.name)
 
@@ -394,7 +449,8 @@ class _GraphWriter:
         if constant is None:
             raise _refusal("an operator whose shape or axes are computed", name)
         array = constant.read(name)
-        if array.size > _MOST_ENTRIES or array.dtype.name not in (
+        most = _MOST_OF_PROGRAM if constant.path is None else _MOST_ENTRIES
+        if array.size > most or array.dtype.name not in (
             "float32",
             "float64",
             "int32",
@@ -529,6 +585,7 @@ class _GraphWriter:
             return f"v{len(self.lines)}"
         needed = {name for value, name in self.names.items() if self.last_uses.get(value, -1) > at}
         needed |= {self.names[value.name] for value in self.graph.inputs}
+        needed |= {word for text in self.pending.values() for word in re.findall(r"\b(?:x|v\d+)\b", text)}
         names = itertools.chain(("x",), (f"v{number}" for number in itertools.count(1)))
         return next(name for name in names if name not in needed)
 
@@ -541,34 +598,75 @@ class _GraphWriter:
             same = shape is not None and self.shapes.get(node.outputs[0]) == shape
             if constant.shape == () or (same and _MOST_ENTRIES >= np.prod(constant.shape or ()) > 0):
                 array = self.array(name)
-                if array.dtype == np.float32 and np.isfinite(array).all() and (array == array.flat[0]).all():
-                    arguments[at] = number_code(array.flat[0])
+                alike = np.isfinite(array).all() and (array == array.flat[0]).all()
+                if alike and array.dtype in (np.float32, np.float64):
+                    number = array.flat[0]
+                    arguments[at] = number_code(number) if array.dtype == np.float32 else repr(float(number))
         return arguments
 
-    def _add(self, node: OperatorNode, at: int = 0) -> None:
-        emit, known = _STATEMENTS.get(node.op, (None, ()))
-        if emit is None:
-            about = f"{node.op} in {node.title}" if node.title else node.op
-            reason = node.attributes.get("not_understood")
-            raise _refusal("this operator or layer", ", ".join(filter(None, (about, reason))))
-        if unknown := node.attributes.keys() - set(known):
-            raise _refusal(f"{node.op} with this attribute", min(unknown))
-        if any(node.outputs[1:]) and node.op not in _SEVERAL:
-            raise _refusal("an operator with several results", node.op)
+    def _add(self, node: OperatorNode, at: int = 0, sequence: Names = ()) -> None:
+        """Add a node, or the first one of a sequence of layers with the outputs of its last one."""
+        emit = _find_statement(node)
+        inner = [name for name in node.inputs if name in self.pending]
+        inner = inner if len(inner) == 1 and node.op in _INLINE and not sequence else []
+        for name in node.inputs:
+            if name in self.pending and name not in inner:
+                self._assign(name, at - 1)
+        self.names |= dict.fromkeys(inner, _PENDING)
         static = node.inputs[1:] if node.op in _STATIC else ()
         arguments = [self.value(name) if name and name not in static else "" for name in node.inputs]
         if node.op in ("Add", "Sub", "Mul"):
             arguments = self._operands(node, arguments)
         expression = emit(self, node, arguments)
+        layer = expression.removesuffix(f"({arguments[0]})") if arguments else ""
+        if sequence:
+            expression = f"{self.modules.sequence(sequence)}({arguments[0]})"
+        elif layer in self.modules.called:
+            self.calls[at] = self.modules.called[layer]
+        for name in inner:
+            expression = self._with_pending(expression, name, at)
+        self._add_results(node, expression, at)
+
+    def _add_results(self, node: OperatorNode, expression: str, at: int) -> None:
         if node.op in _JOINING and self.uses[node.outputs[0]] == 1 and set(node.inputs) <= self.joined:
             # A tensor of a layer in parts: an expression of that layer's call.
             self.joined.add(node.outputs[0])
             self.names[node.outputs[0]] = expression
+        elif node.op not in _SEVERAL and self._stays_inside(node, at, expression):
+            self.pending[node.outputs[0]] = expression
         elif node.op not in _SEVERAL:
             self.line(f"{self._variable(node.outputs[0], self._free_variable(at))} = {expression}")
         elif expression:
             names = self.results(node)
             self.line(f"{', '.join(names)}{',' * (len(names) == 1)} = {expression}")
+
+    def _assign(self, name: str, at: int) -> str:
+        """Add a statement for a value that was to be inside the next one; return its variable."""
+        text = self.pending.pop(name)
+        variable = self._variable(name, self._free_variable(at))
+        self.line(f"{variable} = {text}")
+        return variable
+
+    def _with_pending(self, expression: str, name: str, at: int) -> str:
+        """Return an expression with that of its input, or with a variable if it is used twice or is long."""
+        text = self.pending[name]
+        if expression.count(_PENDING) != 1 or len(expression) + len(text) > _LONGEST:
+            return expression.replace(_PENDING, self._assign(name, at - 1))
+        del self.pending[name], self.names[name]
+        is_argument = re.search(rf"\w\({_PENDING}[,)]", expression) is not None
+        outer = ast.parse(text, mode="eval").body
+        simple = isinstance(outer, (ast.Call, ast.Name, ast.Subscript, ast.Attribute))
+        return expression.replace(_PENDING, text if is_argument or simple else f"({text})")
+
+    def _stays_inside(self, node: OperatorNode, at: int, expression: str) -> bool:
+        """Return whether a value has no variable: the only output, or one that the next node uses alone."""
+        name, nodes = node.outputs[0], self.graph.nodes
+        if not self.reuses or self.uses[name] != 1:
+            return False
+        if [value.name for value in self.graph.outputs] == [name]:
+            return True
+        follows = at + 1 < len(nodes) and name in nodes[at + 1].inputs and nodes[at + 1].op in _INLINE
+        return follows and at + 1 not in self.runs and len(expression) < _LONGEST
 
     def line(self, text: str) -> None:
         """Add a statement."""
@@ -605,6 +703,151 @@ class _GraphWriter:
         self.constants, self.indent = outer, self.indent - 4
 
 
+class _ModelCode:
+    """The classes and functions of the code of one file."""
+
+    def __init__(self, methods: Sequence[Method], plan: GraphPlan, target: str) -> None:
+        self.plan, self.language = plan, _language(target, plan.written)
+        self.skipped: list[str] = []
+        self.arguments = ""
+        self.methods: list[Method] = []
+        drafts: list[_GraphWriter] = []
+        for method in methods:
+            writer = _GraphWriter(method.graph, plan, self.language, drafts[0] if drafts else None)
+            try:
+                writer.method("", "")
+            except UnsupportedError as error:
+                if method is methods[0]:
+                    raise
+                self.skipped.append(f"{method.name.removesuffix('_output')}: {error.message}")
+                continue
+            drafts.append(writer)
+            self.methods.append(method)
+        self.modules, self.helpers = drafts[0].modules, drafts[0].helpers
+        texts = []
+        for method, runs in zip(self.methods, self._plan_sequences(drafts), strict=True):
+            writer = _GraphWriter(method.graph, plan, self.language, drafts[0])
+            writer.runs = runs
+            texts.append(writer.method("", method.text))
+            self.arguments = self.arguments or writer.arguments
+        self.tops = self._find_classes(texts)
+        self.names = self._name_methods()
+        call = f"def {self.language.method}("
+        self.texts = [
+            re.sub(rf"\bself\.{top}\b", "self", text) if top else text
+            for top, text in zip(self.tops, texts, strict=True)
+        ]
+        self.texts = [
+            text.replace(call, f"def {name}(", 1) if name else text
+            for name, text in zip(self.names, self.texts, strict=True)
+        ]
+
+    def _plan_sequences(self, writers: Sequence[_GraphWriter]) -> list[dict[int, tuple[Names, int]]]:
+        """Return where the layers of a sequence are computed in each graph, for those of PyTorch."""
+        chains = [{} if self.language.keras else writer.sequences() for writer in writers]
+        runs: list[dict[int, tuple[Names, int]]] = [{} for _ in writers]
+        for names in dict.fromkeys(names for own in chains for names in own):
+            parents = [{call[:-1] for call in writer.calls.values()} for writer in writers]
+            users = [n for n, own in enumerate(parents) if names in own]
+            items = {chains[n][names][0] if names in chains[n] else () for n in users}
+            if len(items) == 1 and self.modules.plan_sequence(names, *items):
+                for n in users:
+                    _, start, after = chains[n][names]
+                    runs[n][start] = (names, after)
+        return runs
+
+    def _find_classes(self, texts: Sequence[str]) -> list[str]:
+        """Return the module at the top that each graph computes with, "" for graphs without a class."""
+        constants = {name.lower() for name in self.modules.constants}
+        tops = [{*re.findall(r"\bself\.(\w+)", text)} - constants for text in texts]
+        alone = all(len(own) == 1 and self.modules.may_be_class(*own) for own in tops)
+        if self.language.keras or not alone or len(set().union(*tops)) < 2:
+            return [""] * len(texts)
+        return [own.pop() for own in tops]
+
+    def _name_methods(self) -> list[str]:
+        """Return the name of each method, "" for the call of its class."""
+        names = []
+        shorts = [method.name.rpartition("/")[2] for method in self.methods]
+        for top, method, short in zip(self.tops, self.methods, shorts, strict=True):
+            others = [other for above, other in zip(self.tops, shorts, strict=True) if above == top]
+            unique = others.count(short) == 1 and short not in self.modules.every_name
+            name = re.sub(r"\W", "_", short if unique else method.name, flags=re.ASCII)
+            names.append("" if top and len(others) == 1 else name)
+        return names
+
+    def _class(self, head: str, text: str, statements: Sequence[str], methods: Sequence[str]) -> str:
+        inside = "\n\n".join(methods)
+        lines = [self.language.start, *statements, *self.modules.buffers(inside)]
+        init = "\n".join(f"{' ' * 8}{line}" for line in lines)
+        return f"{head}\n{text}    def __init__(self):\n{init}\n{self.modules.methods()}\n{inside}"
+
+    def text(self, about: Sequence[str]) -> str:
+        """Return the text without `act`."""
+        classes: dict[str, str] = {}
+        owners: dict[str, str] = {}
+        for top in dict.fromkeys(filter(None, self.tops)):
+            inside = [text for text, one in zip(self.texts, self.tops, strict=True) if one == top]
+            title = f'    """The networks of {top.replace("_target", "")}."""\n\n'
+            body = self._class("", title, self.modules.statements(top=(top,)), inside)
+            name = "".join(word.capitalize() for word in top.split("_"))
+            free = is_word(name) and name not in ("Model", "Block", *classes.values())
+            owners[top] = classes.setdefault(body, name if free else f"{name}Network{len(classes)}")
+        texts = [f"class {name}(nn.Module):{body}" for body, name in classes.items()]
+        inside = [text for text, top in zip(self.texts, self.tops, strict=True) if not top]
+        head = f"class Model({self.language.base}):"
+        texts.append(self._class(head, "", self.modules.statements(owners), inside).rstrip())
+        blocks = [*self.modules.blocks(), *[BLOCK] * any("Block(" in text for text in texts)]
+        blocks += [self.language.helpers[name] for name in sorted(self.helpers)]
+        lines = [*about, *(f"not computed here: {reason}" for reason in self.skipped)]
+        comments = "\n".join(
+            "# " + clean(line).encode("ascii", "backslashreplace").decode() for line in lines
+        )
+        title = '"""A converted model: `load(path)` returns it with its weights.'
+        flat = all(len(path) == 1 and isinstance(leaf, Leaf) for path, leaf in self.plan.written.items())
+        load = self.language.load_flat if flat else self.language.load
+        code = "\n\n\n".join([*blocks, *texts]) + "\n" + load.replace("SELECTION", self._selection())
+        head = self.language.head
+        if not re.search(r"\bF\.", code):
+            head = head.replace("from torch.nn import functional as F\n", "")
+        return f'{title} Inputs: {self.arguments}."""\n\n{comments}\n{head}{code}'
+
+    def _selection(self) -> str:
+        """Return the statements that choose the tensors of the model's modules in the file."""
+        renamed, whole = self.modules.renamed("state"), len([*self.plan.written.tensors()])
+        text = f"    state = {renamed}\n" * (renamed != "state")
+        return text + SELECTED * (len(self.modules.tensors) < whole)
+
+    def act(self, calls: PolicyCalls) -> str:
+        """Return the function from observations to actions, and what it needs."""
+        single = len(calls.encodings) - len(calls.states) == 1
+        arguments = "observations" + ", *states" * bool(calls.states) if single else "*observations"
+        observed, text = f"[{arguments}]" if single else "observations", ""
+        if calls.states:
+            states = STATES.replace("COUNT", str(len(calls.encodings) - len(calls.states)))
+            text += f"\n\n# The size of each state.\nSTATES = {calls.states!r}\n{states}"
+            observed = f"with_states({observed})"
+        if any(calls.encodings):
+            spaces = [one and (one.counts, one.starts, one.single) for one in calls.encodings]
+            about = "Counts and first numbers of discrete observations."
+            text += f"\n\n# {about}\nSPACES = {spaces!r}\n{ONE_HOT}"
+            observed = f"encoded({observed})"
+        call, run = ".".join(filter(None, ("model", self.tops[0], self.names[0]))), self.language.run
+        if observed == "[observations]":
+            run = re.sub(r"\*\((.*\W)each(\W.*) for each in OBSERVED\)", r"\1observations\2", run)
+        run = run.replace("OBSERVED", observed).replace("model(", f"{call}(")
+        act = ACT_WITH_STATES if calls.states else ACT
+        act = act.replace("ARGUMENTS", arguments).replace("RUN", run)
+        return text + act.replace("RESULT", calls.result)
+
+
+def _language(target: str, written: Tree) -> Language:
+    """Return the language of a target: arrays that have the names of Keras are loaded into its layers."""
+    names = {str(path[-1].value).rpartition(".")[2].removeprefix("_") for path, _ in written.tensors()}
+    return (KERNEL_LANGUAGES if target in KERNEL_LANGUAGES and "kernel" in names else LANGUAGES)[target]
+
+
+_OF_TRAINING = frozenset(("slot", "counter"))
 # Inputs after the first are numbers of the statement.
 _STATIC = frozenset(("Squeeze", "Unsqueeze", "Pad", "Clip", "Slice", "Split"))
 _STATIC |= {f"Reduce{kind}" for kind in ("Mean", "Sum", "Max", "Min", "L1", "L2", "SumSquare", "LogSumExp")}
@@ -618,6 +861,32 @@ def _number(value: float) -> str:
     return repr(value) if np.isfinite(value) else f'float("{value}")'
 
 
+def _find_statement(node: OperatorNode) -> Emit:
+    """Return what writes an operator; raise UnsupportedError for one that cannot be written."""
+    emit, known = _STATEMENTS.get(node.op) or (_spelled_statement(node), ())
+    if emit is None:
+        about = f"{node.op} in {node.title}" if node.title else node.op
+        reason = node.attributes.get("not_understood")
+        raise _refusal("this operator or layer", ", ".join(filter(None, (about, reason))))
+    if unknown := node.attributes.keys() - set(known):
+        raise _refusal(f"{node.op} with this attribute", min(unknown))
+    if any(node.outputs[1:]) and node.op not in _SEVERAL:
+        raise _refusal("an operator with several results", node.op)
+    return emit
+
+
+def _spelled_statement(node: OperatorNode) -> Emit | None:
+    """Return what calls the function that an operator is in both frameworks, by the names in its row."""
+    row = look_up_operator(node.op)
+    names = [] if row is None else [getattr(row.spelling, one).split()[:1] for one in ("torch", "keras")]
+    if row is None or not all(names) or row.spelling.inputs != len(node.inputs):
+        return None
+    (torch,), (keras,) = names
+    arguments = ", ".join(f"{{{n}}}" for n in range(len(node.inputs)))
+    function = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", keras).lower()
+    return _expression((f"torch.{torch}({arguments})", f"ops.{function}({arguments})"), {})
+
+
 def _require(node: OperatorNode, **usual: object) -> None:
     """Raise UnsupportedError for an attribute with another value than the usual one."""
     for name, value in usual.items():
@@ -627,6 +896,16 @@ def _require(node: OperatorNode, **usual: object) -> None:
 
 def _expression(text: Pair, defaults: Mapping[str, Any]) -> Emit:
     return lambda writer, node, arguments: writer.write(text, *arguments, **{**defaults, **node.attributes})
+
+
+def _module_of(node: OperatorNode) -> str:
+    """Return the constructor of PyTorch's module that an operator of one tensor is, "" for others."""
+    settings = dict(node.attributes)
+    if node.op == "Flatten" and settings.pop("axis", 1) == 1:
+        return "nn.Flatten()"
+    slope = repr(settings.pop("alpha", 0.01)) if node.op == "LeakyRelu" else ""
+    plain = node.op in _CLASSES and len(node.inputs) == 1 and not settings
+    return f"nn.{_CLASSES[node.op]}({slope})" if plain else ""
 
 
 def _linear(writer: _GraphWriter, matrix: str, bias: str = "") -> str | None:
@@ -987,6 +1266,13 @@ def _attention(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -
     return f"F.scaled_dot_product_attention({q}, {k}, {v}, {more}){joined}"
 
 
+def _swish(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
+    if (alpha := node.attributes.get("alpha", 1.0)) == 1:
+        return writer.write(_PLAIN["Swish"], *arguments)
+    pair = ("{0} * torch.sigmoid({1!r} * {0})", "{0} * ops.sigmoid({1!r} * {0})")
+    return writer.write(pair, *arguments, alpha)
+
+
 def _gather(writer: _GraphWriter, node: OperatorNode, arguments: Arguments) -> str:
     axis = node.attributes.get("axis", 0)
     if axis < -1:
@@ -1090,26 +1376,34 @@ _PAD = (
 )
 # Functions of one tensor without settings.
 _PLAIN = {
-    row.onnx: (f"{torch_function(row.name)}({{0}})", f"keras.activations.{row.keras[0]}({{0}})")
+    row.onnx: (
+        f"{'torch' if row.name in ('relu', 'tanh', 'sigmoid') else 'F'}.{row.name}({{0}})",
+        f"keras.activations.{row.keras[0]}({{0}})",
+    )
     for row in ACTIVATION_KINDS.values()
     if row.onnx and row.torch and row.keras and row.is_plain and row.name not in ("gelu", "selu")
 }
 _SIGNS = {"Add": "+", "Sub": "-", "Mul": "*", "Equal": "==", "Greater": ">", "GreaterOrEqual": ">="}
 _SIGNS |= {"Less": "<", "LessOrEqual": "<=", "And": "&", "Or": "|", "Xor": "^"}
+# The classes of PyTorch's modules that functions of one tensor are.
+_CLASSES = {
+    row.onnx: row.torch
+    for row in ACTIVATION_KINDS.values()
+    if row.onnx in (*_PLAIN, "LeakyRelu", "Elu", "Celu", "Selu", "Gelu", "Softplus") and row.torch
+}
 # Operators that compute each entry from the same entry of their first input.
 _BY_ENTRY = frozenset((*_PLAIN, "Identity", "Add", "Sub", "Mul", "LeakyRelu", "Elu", "Celu", "Selu", "Gelu"))
-_SAME = ("Exp", "Log", "Sqrt", "Abs", "Erf", "Sin", "Cos", "Tan", "Sinh", "Cosh", "Ceil", "Floor", "Round")
-_INVERSES = ("Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh")
+# Operators whose statement contains what the statement before it computes.
+_INLINE = _BY_ENTRY | {"Clip", "Cast", "Max", "Min", "Exp", "Sqrt", "Reciprocal", "Softplus", "HardSigmoid"}
+_PENDING, _LONGEST = "pending_", 72
 _SELU = {"alpha": SELU_ALPHA, "gamma": SELU_SCALE}
 # Operators that one expression is: the attributes with their defaults, and the templates.
 _EXPRESSIONS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     *((op, {}, *texts) for op, texts in _PLAIN.items()),
     *((op, {}, f"{{0}} {sign} {{1}}", f"{{0}} {sign} {{1}}") for op, sign in _SIGNS.items()),
-    *((op, {}, f"torch.{op.lower()}({{0}})", f"ops.{op.lower()}({{0}})") for op in (*_SAME, "Sign", "IsNaN")),
-    *((op, {}, f"torch.{op.lower()}({{0}})", f"ops.arc{op[1:]}({{0}})") for op in _INVERSES),
+    ("IsNaN", {}, "torch.isnan({0})", "ops.isnan({0})"),
     ("Identity", {}, "{0}", "{0}"),
     ("Reciprocal", {}, "1 / {0}", "1 / {0}"),
-    ("Neg", {}, "torch.neg({0})", "ops.negative({0})"),
     ("Not", {}, "~{0}", "ops.logical_not({0})"),
     ("Where", {}, "torch.where({0}, {1}, {2})", "ops.where({0}, {1}, {2})"),
     ("Pow", {}, "torch.pow({0}, {1}).to({0}.dtype)", "ops.cast(ops.power({0}, {1}), {0}.dtype)"),
@@ -1120,8 +1414,6 @@ _EXPRESSIONS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ("Celu", {"alpha": 1.0}, "F.celu({0}, {alpha!r})", "ops.celu({0}, {alpha!r})"),
     ("Selu", _SELU, "{gamma!r} * F.elu({0}, {alpha!r})", "{gamma!r} * ops.elu({0}, {alpha!r})"),
     ("LeakyRelu", {"alpha": 0.01}, "F.leaky_relu({0}, {alpha!r})", "ops.leaky_relu({0}, {alpha!r})"),
-    ("Silu", {}, "F.silu({0})", "ops.silu({0})"),
-    ("Swish", {"alpha": 1.0}, "{0} * torch.sigmoid({alpha!r} * {0})", "{0} * ops.sigmoid({alpha!r} * {0})"),
     (
         "HardSigmoid",
         {"alpha": 0.2, "beta": 0.5},
@@ -1163,6 +1455,7 @@ _ATTENTION = ("q_num_heads", "kv_num_heads", "is_causal", "scale", "left_window_
 _STATEMENTS: Mapping[str, tuple[Emit, tuple[str, ...]]] = {
     **{op: (_expression((one, other), own), tuple(own)) for op, own, one, other in _EXPRESSIONS},
     **dict.fromkeys(_NORMS, (_norm, _NORM_ATTRIBUTES)),
+    "Swish": (_swish, ("alpha",)),
     "Max": (_fold("maximum"), ()),
     "Min": (_fold("minimum"), ()),
     "Sum": (lambda _, __, arguments: " + ".join(arguments), ()),

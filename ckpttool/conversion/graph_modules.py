@@ -11,15 +11,47 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from ckpttool.conversion.graph_texts import BLOCK, LAYER, TENSORS, Language
+from ckpttool.conversion.graph_texts import LAYER, TENSORS, Language
 from ckpttool.conversion.loading_code import is_word, python_literal
-from ckpttool.conversion.model_code import Module, Names, array_code, is_number, is_safe
-from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.deferred import NamedTuple, dataclass, field
+from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Leaf
 from ckpttool.graphs.graph import OpenShape
+
+Names = tuple[str, ...]
+"""Names of the modules above a tensor, and its own."""
+# Attributes of torch.nn.Module, and those of tf.Module, keras.Layer and keras.Model, which no submodule may
+# replace.
+_IN_TORCH = """
+    T_destination add_module apply bfloat16 buffers call_super_init children compile cpu cuda double
+    dump_patches eval extra_repr float forward get_buffer get_extra_state get_parameter
+    get_submodule half ipu load_state_dict modules mtia named_buffers named_children named_modules
+    named_parameters parameters register_backward_hook register_buffer register_forward_hook
+    register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook
+    register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module
+    register_parameter register_state_dict_post_hook register_state_dict_pre_hook requires_grad_
+    set_extra_state set_submodule share_memory state_dict to to_empty train training type xpu
+    zero_grad
+"""
+_IN_KERAS = """
+    build build_from_config call compiled compute_mask compute_metrics compute_output_shape
+    compute_output_spec count_params dtype dtype_policy evaluate from_config get_compile_config
+    get_config get_layer inbound_nodes input input_dtype input_spec layers load_own_variables
+    load_weights losses metrics metrics_names metrics_variables name name_scope
+    non_trainable_variables non_trainable_weights optimizer outbound_nodes output path predict
+    quantization_mode quantize quantized_build remove_from_graph reset_metrics run_eagerly save
+    save_own_variables save_weights set_state_tree set_weights stateless_call submodules summary
+    supports_jit supports_masking symbolic_call to_json train_step trainable trainable_variables
+    trainable_weights variable_dtype variables weights with_name_scope
+"""
+TORCH_ATTRIBUTES = frozenset(_IN_TORCH.split())
+_RESERVED = TORCH_ATTRIBUTES | frozenset(_IN_KERAS.split())
+
 
 # The tensors of the layer that an operator is, in PyTorch and in Keras.
 _NAMES = {
@@ -33,10 +65,75 @@ _NAMES = {
         ("gamma", "beta", "moving_mean", "moving_variance"),
     ),
 }
+_TORCH_TYPES = frozenset(
+    ("bfloat16", "bool", "float16", "float32", "float64", "int16", "int32", "int64", "int8", "uint8")
+) | {"complex64", "complex128", "uint16", "uint32", "uint64"}
 # Of a batch norm of PyTorch, which nothing computes with.
 _COUNT = "num_batches_tracked"
 # What the class has besides its layers in Keras.
 _METHODS = frozenset(("layer", "stored", "tensor"))
+
+
+@dataclass(slots=True, eq=False)
+class Module:
+    """A module: its submodules and its own tensors, by name."""
+
+    children: dict[str, Module] = field(default_factory=dict)
+    tensors: dict[str, Leaf] = field(default_factory=dict)
+
+    def at(self, names: Names) -> Module:
+        """Return the module of these names."""
+        return self if not names else self.children[names[0]].at(names[1:])
+
+    def add(self, names: Names, leaf: Leaf) -> None:
+        """Add a tensor, with the modules above it."""
+        if len(names) == 1:
+            self.tensors[names[0]] = leaf
+        else:
+            self.children.setdefault(names[0], Module()).add(names[1:], leaf)
+
+    def walk(self, names: Names = ()) -> Iterator[tuple[Names, Module]]:
+        """Yield the module and all modules below it, with their names."""
+        yield names, self
+        for name, child in self.children.items():
+            yield from child.walk((*names, name))
+
+    @property
+    def numbered(self) -> bool:
+        """Return whether the submodules are numbered, without other content."""
+        return bool(self.children) and not self.tensors and all(map(is_number, self.children))
+
+    @property
+    def counted(self) -> bool:
+        """Return whether the submodules are numbered from 0 without a gap."""
+        return self.numbered and sorted(map(int, self.children)) == [*range(len(self.children))]
+
+
+def is_number(name: str) -> bool:
+    """Return whether a module's name is the number of an item."""
+    return name.isascii() and name.isdecimal() and len(name) < 5 and str(int(name)) == name
+
+
+def is_safe(name: str) -> bool:
+    """Return whether a module may have this attribute in every framework."""
+    return is_word(name) and name.isascii() and name not in _RESERVED and not name.startswith("_")
+
+
+def number_code(value: np.floating[Any]) -> str:
+    """Return a float32 as the shortest literal that is read as the same float32."""
+    number = np.float32(value)
+    if not np.isfinite(number):
+        return f'float("{number}")'
+    text = str(number)
+    return text if "e" in text or "." in text else f"{text}.0"
+
+
+def array_code(array: np.ndarray) -> str:
+    """Return the code of the entries of a float32 array, without its shape."""
+    numbers = [number_code(value) for value in array.astype(np.float32).ravel()]
+    rows = [", ".join(numbers[start : start + 8]) for start in range(0, len(numbers), 8)]
+    inner = ",\n    ".join(rows)
+    return f"np.array([\n    {inner},\n], np.float32)"
 
 
 class Form(NamedTuple):
@@ -45,6 +142,17 @@ class Form(NamedTuple):
     names: Names
     shape: tuple[int, ...]
     axes: tuple[int, ...] = ()
+
+
+class Item(NamedTuple):
+    """A layer of a sequence: its number, its constructor, and those of the functions after it."""
+
+    name: str
+    constructor: str
+    after: tuple[str, ...] = ()
+
+
+Items = tuple[Item, ...]
 
 
 def is_trained(leaf: Leaf) -> bool:
@@ -56,10 +164,12 @@ class GraphModules:
     """The tensors of a file as modules of the code; `layer` makes those of an operator a layer."""
 
     def __init__(self, language: Language, tensors: Mapping[Names, Leaf]) -> None:
-        self.language, self.root = language, Module()
-        self.constants: list[np.ndarray] = []
+        self.language, self.root, self.tensors = language, Module(), tensors
+        self.constants: dict[str, np.ndarray] = {}
+        self.sequences: dict[Names, Items] = {}
         self.by_itself: Counter[Names] = Counter()
         self.layers: dict[Names, str] = {}
+        self.called: dict[str, Names] = {}
         self.shapes: dict[Names, OpenShape] = {}
         self.attributes: dict[Names, str] = {}
         modules = [names[:-1] for names in tensors]
@@ -74,6 +184,7 @@ class GraphModules:
         self.wrapper: Names = ("layers",) if numbers and not cut else ()
         for names, leaf in tensors.items():
             self.root.add(self._inside(names), leaf)
+        self.every_name = {name for names, node in self.root.walk() for name in (*names[-1:], *node.tensors)}
 
     def _inside(self, names: Names) -> Names:
         return (*self.wrapper, *names[len(self.above) :])
@@ -89,13 +200,18 @@ class GraphModules:
     def _leaf(self, inside: Names) -> Leaf:
         return self.root.at(inside[:-1]).tensors[inside[-1]]
 
-    def constant(self, array: np.ndarray) -> str:
-        """Return the expression of float32 numbers that the code contains, equal ones once."""
-        known = (n for n, one in enumerate(self.constants) if one.tobytes() == array.tobytes())
-        number = next((n for n in known if self.constants[n].shape == array.shape), len(self.constants))
-        self.constants += [array] * (number == len(self.constants))
-        name = f"CONSTANT_{number + 1}"
-        return f"ops.convert_to_tensor({name})" if self.language.keras else f"self.{name.lower()}"
+    def constant(self, array: np.ndarray, name: str) -> str:
+        """Return the expression of float32 numbers that the code contains, equal ones once.
+
+        `name` is that of the graph; `obs/mean` and `action/scale` are named so in the code.
+        """
+        stem = re.sub(r"\W", "_", name, flags=re.ASCII) if re.match(r"(obs|action)/", name) else "constant"
+        titles = (f"{stem}_{n}" if n > 1 or stem == "constant" else stem for n in itertools.count(1))
+        for title in (title for title in titles if title not in self.every_name):
+            known = self.constants.setdefault(title.upper(), array)
+            if known.shape == array.shape and known.tobytes() == array.tobytes():
+                break
+        return f"ops.convert_to_tensor({title.upper()})" if self.language.keras else f"self.{title}"
 
     def layer(self, kind: str, forms: Sequence[Form], constructor: str, shape: OpenShape = ()) -> str | None:
         """Return the expression of the layer whose tensors these are; None if they are not those of one.
@@ -133,7 +249,8 @@ class GraphModules:
         if not floats or self.layers.setdefault(inside, constructor) != constructor:
             return None
         self.shapes[inside] = shape
-        return self._access(inside)
+        self.called[text := self._access(inside)] = inside
+        return text
 
     def of_names(self, own: Sequence[str]) -> Iterator[tuple[Names, list[Leaf]]]:
         """Yield the names of each module with exactly these tensors, and these in this order."""
@@ -146,13 +263,29 @@ class GraphModules:
         if self.language.keras:
             return f"self.{self._attribute(inside)}"
         text, node = "self", self.root
-        for name in inside:
+        for number, name in enumerate(inside):
             if node.numbered:
-                text += f"[{name}]" if node.counted else f"[{python_literal(name)}]"
+                listed = node.counted or inside[:number] in self.sequences
+                text += f"[{name}]" if listed else f"[{python_literal(name)}]"
             else:
                 text = f"{text}.{name}" if is_safe(name) else f"getattr({text}, {python_literal(name)})"
             node = node.children.get(name, Module())
         return text
+
+    def sequence(self, names: Names) -> str:
+        """Return the expression of a module whose layers are computed one after the other."""
+        return self._access(names)
+
+    def plan_sequence(self, names: Names, items: Items) -> bool:
+        """Note that a module computes these items, if they are all of it and have its numbers."""
+        node = self.root.at(names)
+        order = sorted(node.children, key=int) if names and node.numbered else []
+        if [item.name for item in items] != order or not all(item.constructor for item in items):
+            return False
+        room = (int(b.name) - int(a.name) > len(a.after) for a, b in itertools.pairwise(items))
+        if all(room):
+            self.sequences[names] = items
+        return names in self.sequences
 
     def _attribute(self, inside: Names) -> str:
         """Return the attribute of a layer in Keras, whose files need not have its name."""
@@ -166,13 +299,13 @@ class GraphModules:
     # Texts.
 
     def blocks(self) -> list[str]:
-        """Return the constants and classes before the model."""
+        """Return the constants before the classes, and the tensors that are in no layer of Keras."""
         rows = [
-            f"CONSTANT_{n} = {array_code(array)}" + f".reshape({array.shape})" * (array.ndim != 1)
-            for n, array in enumerate(self.constants, 1)
+            f"{name} = {array_code(array)}" + f".reshape({array.shape})" * (array.ndim != 1)
+            for name, array in self.constants.items()
         ]
         if not self.language.keras:
-            return [*rows, BLOCK] if "Block(" in "\n".join(self.statements()) else rows
+            return rows
         left = [
             f"    {python_literal(leaf.key)}: {(leaf.dtype, leaf.shape, is_trained(leaf))!r},"
             for names, node in self.root.walk()
@@ -181,23 +314,42 @@ class GraphModules:
         ]
         return [*rows, *(["\n".join((*TENSORS, *left, "}"))] if left else [])]
 
-    def statements(self) -> list[str]:
-        """Return the statements that make the modules."""
+    def statements(self, classes: Mapping[str, str] = MappingProxyType({}), top: Names = ()) -> list[str]:
+        """Return the statements that make the modules of the model, or of the one named `top`.
+
+        Modules at the top that have a separate class are instances of it.
+        """
         if self.language.keras:
             return [*self._keras_statements()]
-        lines = []
-        for name, child in self.root.children.items():
-            text = self._construct((name,), child, 8)
+        lines, node = [], self.root.at(top)
+        for name, child in node.children.items():
+            own = None if top else classes.get(name)
+            text = f"{own}()" if own else self._construct((*top, name), child, 8)
             lines.append(f"self.{name} = {text}" if is_safe(name) else f"self.add_module({name!a}, {text})")
-        for name, leaf in self.root.tensors.items():
+        for name, leaf in node.tensors.items():
             kind = "parameter" if is_trained(leaf) else "buffer"
             plain = is_trained(leaf) and is_safe(name)
             start = f"self.{name} = " if plain else f"self.register_{kind}({name!a}, "
             lines.append(start + _zeros(leaf) + ")" * (not plain))
-        for number in range(1, len(self.constants) + 1):
-            value = f"torch.from_numpy(CONSTANT_{number})"
-            lines.append(f'self.register_buffer("constant_{number}", {value}, persistent=False)')
         return lines
+
+    def buffers(self, methods: str) -> list[str]:
+        """Return the statements that make the constants that the methods of a class of PyTorch use."""
+        return [
+            f'self.register_buffer("{name.lower()}", torch.from_numpy({name}), persistent=False)'
+            for name in self.constants
+            if not self.language.keras and re.search(rf"\bself\.{name.lower()}\b", methods)
+        ]
+
+    def may_be_class(self, name: str) -> bool:
+        """Return whether a module at the top may have a separate class."""
+        node = self.root.children.get(name)
+        return (
+            node is not None
+            and bool(node.children)
+            and (name,) not in self._every_layer()
+            and all(map(is_safe, (name, *node.children, *node.tensors)))
+        )
 
     def methods(self) -> str:
         """Return the methods of the model beside its computation."""
@@ -235,6 +387,13 @@ class GraphModules:
     def _construct(self, names: Names, node: Module, indent: int) -> str:
         if layer := self._every_layer().get(names):
             return layer
+        if names in self.sequences:
+            layers: list[str] = []
+            for item in self.sequences[names]:
+                layers += ["nn.Identity()"] * (int(item.name) - len(layers))
+                layers += [item.constructor, *item.after]
+            inner = "".join(f"{' ' * (indent + 4)}{row},\n" for row in layers)
+            return f"nn.Sequential(\n{inner}{' ' * indent})"
         rows = {n: self._construct((*names, n), child, indent + 4) for n, child in node.children.items()}
         rows |= {name: _zeros(leaf) for name, leaf in node.tensors.items()}
         space, end = " " * (indent + 4), " " * indent
@@ -268,6 +427,8 @@ class GraphModules:
 
 
 def _zeros(leaf: Leaf) -> str:
+    if leaf.dtype not in _TORCH_TYPES:
+        raise UnsupportedError(f"--code cannot write a tensor of {leaf.dtype}", found=leaf.key)
     dtype = "" if leaf.dtype == "float32" else f", dtype=torch.{leaf.dtype}"
     zeros = f"torch.zeros({leaf.shape!r}{dtype})"
     return f"nn.Parameter({zeros})" if is_trained(leaf) else zeros

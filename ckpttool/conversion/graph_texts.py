@@ -14,16 +14,13 @@ IMPORTSfrom torch import nn
 from torch.nn import functional as F
 
 
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
 """
 _TORCH_LOAD = """
 
 def load(path):
     \"\"\"Return the model with the weights of the file.\"\"\"
     model, state = Model(), READ
-    model.load_state_dict(STATE, strict=True)
+SELECTION    model.load_state_dict(state, strict=True)
     return model.eval()
 """
 BLOCK = '''class Block(nn.Module):
@@ -40,10 +37,11 @@ _READ_NESTED = "tensors(torch.load(path, weights_only=True))"
 _NESTED = """
 
 def tensors(value, name=""):
-    \"\"\"Return the tensors of nested dictionaries by their dotted names.\"\"\"
-    if not isinstance(value, dict):
+    \"\"\"Return the tensors of nested dictionaries and lists by their dotted names.\"\"\"
+    if not isinstance(value, (dict, list, tuple)):
         return {name: value} if torch.is_tensor(value) else {}
-    parts = (tensors(each, f"{name}.{key}" if name else str(key)) for key, each in value.items())
+    entries = value.items() if isinstance(value, dict) else enumerate(value)
+    parts = (tensors(each, f"{name}.{key}" if name else str(key)) for key, each in entries)
     return {key: each for part in parts for key, each in part.items()}
 """
 _DOTTED = '{name.replace("/", "."): value for name, value in FILE.items()}'
@@ -65,9 +63,9 @@ import numpy as np
 from keras import ops
 
 
-class Model(keras.Model):
-    def __init__(self):
-        super().__init__(autocast=False)
+"""
+SELECTED = """    names = model.state_dict()
+    state = {name: value for name, value in state.items() if name in names}
 """
 TENSORS = (
     "# Name, type and shape of each tensor that is in no layer, and whether it is trained.",
@@ -102,15 +100,16 @@ ACT = """
 def act(model, ARGUMENTS):
     \"\"\"Return the actions.\"\"\"
 RUN
-    return np.asarray(results)END
+    output = np.asarray(results)
+    return RESULT
 """
 ACT_WITH_STATES = """
 
 def act(model, ARGUMENTS):
     \"\"\"Return the actions and the next states; the states come after the observations.\"\"\"
 RUN
-    actions, *states = results
-    return (np.asarray(actions)END, *map(np.asarray, states))
+    output, *states = map(np.asarray, results)
+    return (RESULT, *states)
 """
 _TORCH_RUN = """    with torch.no_grad():
         results = model(*(torch.as_tensor(each, dtype=torch.float32) for each in OBSERVED))"""
@@ -279,6 +278,8 @@ class Language(NamedTuple):
     load: str
     run: str
     method: str
+    base: str
+    start: str
     helpers: Mapping[str, str]
     keyed: bool = True
 
@@ -301,14 +302,18 @@ class Language(NamedTuple):
 def _keras(imports: str, opened: str, read: str, more: str = "") -> Language:
     head = _KERAS_HEAD.replace("IMPORTS", imports)
     load = _KERAS_LOAD.replace("OPEN", opened).replace("READ", read) + more
-    return Language(1, head, load, _KERAS_RUN, "call", _KERAS_HELPERS | _CELLS)
+    start = "super().__init__(autocast=False)"
+    return Language(1, head, load, _KERAS_RUN, "call", "keras.Model", start, _KERAS_HELPERS | _CELLS)
 
 
 def _torch(imports: str, read: str, more: str = "") -> Language:
     head, load = _TORCH_HEAD.replace("IMPORTS", imports), _TORCH_LOAD.replace("READ", read) + more
-    load = load.replace("STATE,", "arrays(STATE, model.state_dict()),") if more == _ARRAYS else load
+    if more == _ARRAYS:
+        load = load.replace("SELECTION", "SELECTION    state = arrays(state, model.state_dict())\n")
     helpers = _TORCH_HELPERS | {name: _in_torch(text) for name, text in _CELLS.items()}
-    return Language(0, head, load, _TORCH_RUN, "forward", helpers, keyed=more != _NESTED)
+    start = "super().__init__()"
+    keyed = more != _NESTED
+    return Language(0, head, load, _TORCH_RUN, "forward", "nn.Module", start, helpers, keyed=keyed)
 
 
 # Keras writes bfloat16 as bytes of two, and names it in an attribute.
@@ -331,3 +336,10 @@ LANGUAGES = {
     ),
 }
 """Targets whose code can be written from a graph, and the language of each."""
+KERNEL_LANGUAGES = {
+    "safetensors": _keras(
+        "from safetensors import safe_open\n", 'safe_open(path, "numpy")', "file.get_tensor(name)"
+    ),
+    "npz": _keras("", "np.load(path)", "file[name]"),
+}
+"""Languages of arrays that have the names of Keras's layers."""

@@ -1,53 +1,207 @@
-"""The graph of an agent's policy, whose constants are tensors of the agent's checkpoint.
+"""The graphs of an agent's networks, whose constants are tensors of the agent's checkpoint.
 
-The network that plays is exported and read again as a graph. Built a second time from tensors that contain
-their own numbers instead of weights, it shows which tensor each constant is, or from which it is computed.
+A network, built a second time from tensors that contain their own numbers instead of weights,
+shows which tensor each constant of its graph is, or from which it is computed.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from ckpttool.conversion.graph_code import PolicyCalls
-from ckpttool.conversion.model_code import NumberedTree, derive_code_settings, number_tensors
-from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.installation import require_package
-from ckpttool.core.tree import Leaf, Path, attr
+from ckpttool.conversion.export import activation_place
+from ckpttool.conversion.graph_code import Method, PolicyCalls
+from ckpttool.core import sidecar
+from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Leaf, Path, Tree, attr
+from ckpttool.evaluation.agent_networks import (
+    ActionBounds,
+    build_part_network,
+    derive_network_settings,
+    require_even_bounds,
+)
 from ckpttool.evaluation.restore import Agent
-from ckpttool.formats import open_checkpoint
-from ckpttool.graphs.graph import Constant, Graph, OperatorNode, inline_constant, read_graph
-from ckpttool.libraries.schema import batch_norm_path, canonical_weight_path
+from ckpttool.graphs.graph import Constant, Graph, OperatorNode, inline_constant
+from ckpttool.libraries.schema import (
+    NORMALIZER,
+    VALUES,
+    AgentNetwork,
+    Choices,
+    batch_norm_path,
+    canonical_weight_path,
+    layer_widths,
+)
 from ckpttool.mapping.rules import AxisSlice, Cast, Move, Permute, Rule, chain_rules
-from ckpttool.networks.build import policy_network
-from ckpttool.networks.network import Network
+from ckpttool.networks.build import (
+    UNBOUNDED,
+    NetworkSettings,
+    policy_network,
+    q_network,
+    value_network,
+)
+from ckpttool.networks.network import Activation, Dense, LayerNorm, Network
+from ckpttool.networks.network_graph import network_graph
 
 
-def read_policy_graph(agent: Agent) -> tuple[Graph, PolicyCalls]:
-    """Return what the agent's policy computes, and how it is called.
+class NumberedTree(NamedTuple):
+    """The canonical tree with numbers instead of weights, and the move of each tensor by its first number."""
 
-    The graph computes an action and the next states from observations and states.
-    Raise UnsupportedError for an agent without a policy that can be played, and for a constant that is
-    computed from weights in an unknown way.
+    tree: Tree
+    moves: Mapping[int, Move]
+
+    def move(self, array: np.ndarray) -> Move | None:
+        """Return the move of the tensor that an array is, None if it is no tensor as a whole."""
+        if array.dtype != np.float32 or not array.size:
+            return None
+        numbers = np.ascontiguousarray(array).view(np.int32)
+        first = int(numbers.flat[0])
+        move = self.moves.get(first)
+        expected = np.arange(first, first + array.size, dtype=np.int32).reshape(array.shape)
+        if move is None or self.leaf(move).shape != array.shape:
+            return None
+        return move if np.array_equal(numbers, expected) else None
+
+    def leaf(self, move: Move) -> Leaf:
+        """Return the tensor that a move makes."""
+        leaf = self.tree[move.target]
+        assert isinstance(leaf, Leaf)  # noqa: S101 - only tensors have numbers
+        return leaf
+
+
+def number_tensors(agent: Agent) -> NumberedTree:
+    """Return the agent's tree with numbers: bits of float32, which are moved but never rounded."""
+    moves = [*agent.binding.moves.moves, *(m for front in agent.binding.fronts.values() for m in front.moves)]
+    by_target = {move.target: move for move in reversed(moves)}
+    leaves = dict(agent.tree.items())
+    owners: dict[int, Move] = {}
+    firsts: dict[tuple[Path, str], int] = {}
+    free = 1
+    for path, leaf in agent.tree.tensors():
+        move = by_target.get(path)
+        if move is None:
+            continue
+        # Two networks that share a tensor share its numbers.
+        first = firsts.setdefault((move.source, move.rule.name), free)
+        free = max(free, first + leaf.size)
+        owners.setdefault(first, move)
+        data = np.arange(first, first + leaf.size, dtype=np.int32).tobytes()
+        leaves[path] = replace(leaf, dtype="float32", source=Inline(data), of=None)
+    return NumberedTree(Tree(leaves), owners)
+
+
+def derive_code_settings(agent: Agent) -> tuple[NetworkSettings, sidecar.LedgerEntries]:
+    """Return the settings of the agent's networks; raise UsageError without a fact that an option gives."""
+    try:
+        settings, assumed = derive_network_settings(agent, ActionBounds((), (), None))
+    except UnsupportedError as error:
+        # The file states it in a form that is not understood.
+        raise UsageError(error.message, file=error.file, found=error.found, hint=error.hint) from error
+    if settings.choices is None and settings.action_low:
+        require_even_bounds(agent, settings)
+    elif settings.choices is None and settings.head not in UNBOUNDED:
+        raise UsageError(
+            "--code needs the action bounds, which no file contains",
+            file=agent.checkpoint.path,
+            hint="add --env ID, or --bounds LOW HIGH",
+        )
+    return settings, assumed
+
+
+class AgentGraphs(NamedTuple):
+    """What an agent's networks compute, the policy first; what is not computed, with the reason.
+
+    `calls` are those of the policy, None without one.
     """
-    title = agent.title("actor")
-    part = agent.playable(title)
-    if part is None:
-        raise UnsupportedError("--code needs a policy that can be played", file=agent.checkpoint.path)
+
+    methods: tuple[Method, ...]
+    calls: PolicyCalls | None
+    skipped: tuple[str, ...]
+
+
+def read_agent_graphs(agent: Agent) -> AgentGraphs | None:
+    """Return what the networks of an agent compute; None without a network.
+
+    A policy of discrete actions computes their scores. With states, its graph also computes the next ones.
+    Raise UnsupportedError for a policy that cannot be played, and for a constant that is computed from
+    weights in an unknown way.
+    """
     settings, _ = derive_code_settings(agent)
     numbered = number_tensors(agent)
-    front = agent.front(title)
-    networks = [policy_network(tree, part, settings, front) for tree in (agent.tree, numbered.tree)]
-    graph, twin = graphs = [*map(_exported, networks)]
-    if [node.op for node in graph.nodes] != [node.op for node in twin.nodes]:
+    policy, methods, skipped = agent.binding.policy, [], []
+    values = [part.state_value for part in agent.binding.parts]
+    parts = [part for part in agent.binding.parts if part not in values]
+    for part in sorted(parts, key=lambda part: part is not policy):
+        try:
+            methods.append(_read_part(agent, numbered, part, settings))
+        except CkpttoolError as error:
+            if part is policy:
+                raise
+            skipped.append(f"{part.title}: {error.message}")
+    if not methods:
+        if skipped:
+            raise UnsupportedError("--code cannot write any network of the file", found="; ".join(skipped))
+        return None
+    calls = None if policy is None else _read_calls(agent, methods[0].graph, settings)
+    return AgentGraphs(tuple(methods), calls, tuple(skipped))
+
+
+def _read_part(agent: Agent, numbered: NumberedTree, part: AgentNetwork, settings: NetworkSettings) -> Method:
+    network, twin = (
+        _build(replace(agent, tree=tree), part, settings) for tree in (agent.tree, numbered.tree)
+    )
+    # Shared layers, which the builder finds by their values, are computed twice with numbers or not.
+    if [type(n.layer) for n in network.nodes] != [type(n.layer) for n in twin.nodes]:
+        network = _with_constants(network, twin)
+    output = "action" if part.acts else "value"
+    graph, numbers = _graph(network, output), _graph(twin, output)
+    if [node.op for node in graph.nodes] != [node.op for node in numbers.nodes]:
         raise UnsupportedError("--code cannot write a network whose layers depend on its weights")
-    act = "" if settings.choices is None else '.astype("int64")' + "[:, 0]" * settings.choices.single
-    discrete = agent.binding.facts.one_hot
+    graph = _Binder(agent, numbered).bind(graph, numbers, settings)
+    states = network.states
+    if states and [slot.name for slot in states] != [value.name for value in graph.inputs[-len(states) :]]:
+        raise UnsupportedError("--code cannot write a policy whose states are not its last inputs")
+    what = "score of every action" if settings.choices is not None else "action"
+    shapes = [(value.name.strip("/"), ", ".join(map(str, value.shape or ()))) for value in graph.inputs]
+    inputs = ", ".join(f"{name} [{shape}]" for name, shape in shapes)
+    shape = ", ".join(map(str, graph.outputs[0].shape or ()))
+    text = f"Return the {what if part.acts else output} [{shape}] of {inputs}."
+    return Method(graph, f"{part.title}_output" if part is not agent.binding.policy else "", text)
+
+
+def _build(agent: Agent, part: AgentNetwork, settings: NetworkSettings) -> Network:
+    if part.acts:
+        chosen, front = agent.playable(part.title) or part, agent.front(part.title)
+        if front is not None and not agent.binding.facts.one_hot and front.joins_rows:
+            # Its inputs behind each other are one row of numbers.
+            front = None
+        return policy_network(agent.tree, chosen, settings.scores, front)
+    if agent.binding.facts.one_hot:
+        # Only `act` encodes them.
+        raise UnsupportedError("--code cannot write networks of discrete observations without a policy")
+    whole, policy = agent.runnable(part.title) or part, agent.binding.policy
+    front = None if policy is None else agent.front(policy.title)
+    if policy is None or front is None or front.joins_rows:
+        return build_part_network(agent, whole, settings)
+    (features, actions), (inputs, _) = (layer_widths(agent.tree, one) for one in (policy, whole))
+    rows = sum(stream.size for stream in front.streams)
+    is_value = part.component in VALUES
+    fits = inputs == rows + actions * (not is_value) and not any(stream.image for stream in front.streams)
+    if not fits or (front.cells and features == rows):
+        raise UnsupportedError("no name shows whether it receives observations or what the encoder computes")
+    if is_value:
+        return value_network(agent.tree, whole, settings)
+    return q_network(agent.tree, whole, settings, rows, actions)
+
+
+def _read_calls(agent: Agent, graph: Graph, settings: NetworkSettings) -> PolicyCalls:
+    """Return how a policy is called whose graph this is."""
+    discrete, states = agent.binding.facts.one_hot, len(graph.outputs) - 1
     encodings = tuple(discrete.get(value.name) for value in graph.inputs)
     for value, choices in zip(graph.inputs, encodings, strict=True):
         if choices is not None and (value.shape or ())[1:] != (sum(choices.counts),):
@@ -55,28 +209,58 @@ def read_policy_graph(agent: Agent) -> tuple[Graph, PolicyCalls]:
             raise UnsupportedError(
                 "--code cannot write this encoding of discrete observations", found=value.name
             )
-    states = networks[0].states
-    if states and [slot.name for slot in states] != [value.name for value in graph.inputs[-len(states) :]]:
-        raise UnsupportedError("--code cannot write a policy whose states are not its last inputs")
-    return _Binder(agent, numbered).bind(*graphs), PolicyCalls(
-        act, encodings, tuple(slot.shape for slot in states)
+    shapes = tuple(
+        tuple(int(extent) for extent in (value.shape or ())[1:])
+        for value in graph.inputs[len(graph.inputs) - states :]
     )
+    return PolicyCalls(_chosen(settings.choices), encodings, shapes)
 
 
-def _exported(network: Network) -> Graph:
-    """Return a network as a graph whose constants contain their values."""
-    require_package("onnx", "the code of such a policy requires onnx", "onnx")
-    from ckpttool.networks import onnx_export
+def _chosen(choices: Choices | None) -> str:
+    """Return the expression of the actions whose scores are `output`."""
+    if choices is None:
+        return "output"
+    if choices.single:
+        return "output.argmax(-1)" + f" + {choices.starts[0]}" * (choices.starts[0] != 0)
+    ends = np.cumsum(choices.counts)[:-1].tolist()
+    shift = f" + np.array({[*choices.starts]})" * any(choices.starts)
+    return f"np.stack([each.argmax(-1) for each in np.split(output, {ends}, -1)], -1){shift}"
 
-    names = [str(number) for number in range(len(network.nodes))]
-    with tempfile.TemporaryDirectory() as folder:
-        file = os.path.join(folder, "policy.onnx")
-        with open(file, "wb") as stream:
-            stream.write(onnx_export.encode_model(network, names, "action", {}))
-        graph = read_graph(open_checkpoint(file))
-        assert graph is not None  # noqa: S101 - the format has a front end
-        constants = {name: inline_constant(leaf.read(name)) for name, leaf in graph.constants.items()}
-    return replace(graph, constants=constants)
+
+def _with_constants(network: Network, numbered: Network) -> Network:
+    """Return the numbered network, whose layers without tensors have the values of the other.
+
+    Raise UnsupportedError if it has other such layers.
+    """
+    kinds = (Dense, LayerNorm, Activation)
+    free = iter([n.layer for n in network.nodes if not isinstance(n.layer, kinds)])
+    nodes = []
+    for node in numbered.nodes:
+        if not isinstance(node.layer, kinds):
+            twin = next(free, None)
+            if type(twin) is not type(node.layer):
+                raise UnsupportedError("--code cannot write a network whose layers depend on its weights")
+            node = replace(node, layer=twin)
+        nodes.append(node)
+    return replace(numbered, nodes=tuple(nodes))
+
+
+def _deviation_form(name: str, width: np.ndarray, deviation: np.ndarray, epsilon: float) -> str | None:
+    """Return the expression of the standard deviation of the tensor `{x}`, None if it is another one."""
+    root = width if name == "std" else np.sqrt(width)
+    outside = float(f"{np.median(deviation - root):.6g}") if width.shape == deviation.shape else np.nan
+    if name == "var" and epsilon and np.allclose(np.sqrt(width + epsilon), deviation, rtol=1e-9, atol=0):
+        return f"{{sqrt}}({{x}} + {epsilon!r})"
+    if np.allclose(root + outside, deviation, rtol=1e-7, atol=0):
+        return f"({'{x}' if name == 'std' else '{sqrt}({x})'} + {outside!r})"
+    return None
+
+
+def _graph(network: Network, output: str) -> Graph:
+    """Return a network as a graph; constants outside its layers are named after the end where they are."""
+    layers = [n for n, node in enumerate(network.nodes) if isinstance(node.layer, Dense | LayerNorm)]
+    places = [activation_place(n, layers) if layers else "obs" for n in range(len(network.nodes))]
+    return network_graph(network, places, output)
 
 
 class _Binder:
@@ -88,7 +272,7 @@ class _Binder:
         self.constants: dict[str, Constant] = {}
         self.nodes: list[OperatorNode] = []
 
-    def bind(self, graph: Graph, twin: Graph) -> Graph:
+    def bind(self, graph: Graph, twin: Graph, settings: NetworkSettings) -> Graph:
         """Return the graph; `twin` has the numbers of the tensors."""
         for name, constant in graph.constants.items():
             array, numbers = constant.read(name), twin.constants[name].read(name)
@@ -96,7 +280,51 @@ class _Binder:
                 self._add(name, array, numbers)
             else:
                 self.constants[name] = constant
+        if settings.obs_norm is not None and {"obs/mean", "obs/scale"} <= self.constants.keys():
+            self._add_statistics(settings.obs_norm)
         return replace(graph, nodes=(*self.nodes, *graph.nodes), constants=self.constants)
+
+    def _add_statistics(self, norm: Mapping[str, Any]) -> None:
+        """Compute with the observation statistics of the file instead of numbers, if it has them so."""
+        moves = {move.target: move for move in self.agent.binding.moves.moves}
+        spread = "var" if (attr(NORMALIZER), attr("var")) in moves else "std"
+        used = [moves.get((attr(NORMALIZER), attr(name))) for name in ("mean", spread)]
+        leaves = [None if move is None else self.agent.checkpoint.tree.get(move.source) for move in used]
+        pairs = zip(leaves, used, strict=True)
+        mean, width = (
+            Constant(leaf, move.source, move.rule) if isinstance(leaf, Leaf) and move is not None else None
+            for leaf, move in pairs
+        )
+        if mean is None or width is None or "parts" in norm:
+            return
+        arrays = [constant.read("") for constant in (mean, width)]
+        epsilon = float(norm.get("epsilon", 1e-8))
+        steps = _deviation_steps(
+            spread, arrays[1].astype(np.float64), np.sqrt(np.asarray(norm["var"]) + epsilon), epsilon
+        )
+        if steps is None or not np.array_equal(arrays[0].astype(np.float64), np.asarray(norm["mean"])):
+            return
+        if arrays[0].dtype == np.float32:
+            self.constants["obs/mean"] = mean
+        else:
+            # Rounded as in the policy; a rule would only cast without a change.
+            del self.constants["obs/mean"]
+            self.constants["obs/mean/wide"] = mean
+            self._add_chain("obs/mean/wide", (), "obs/mean")
+        del self.constants["obs/scale"]
+        self.constants["obs/spread"] = width
+        self._add_chain("obs/spread", (*steps, ("Reciprocal",)), "obs/scale")
+
+    def _add_chain(self, value: str, steps: Sequence[tuple[Any, ...]], name: str) -> None:
+        """Add the nodes of operators, with the numbers that they take, in float64; name the last float32."""
+        for at, (op, *numbers) in enumerate((("Cast", "float64"), *steps, ("Cast", "float32"))):
+            attributes = {"to": numbers[0]} if op == "Cast" else {}
+            inputs = [value]
+            if op == "Add":
+                inputs.append(f"{name}/{at}/number")
+                self.constants[inputs[1]] = inline_constant(np.asarray(numbers[0], np.float64))
+            value = name if op == "Cast" and numbers == ["float32"] else f"{name}/{at}"
+            self.nodes.append(OperatorNode(op, tuple(inputs), (value,), attributes))
 
     def _add(self, name: str, array: np.ndarray, numbers: np.ndarray) -> None:
         """Add a constant under this name, or the nodes that compute it."""
@@ -120,9 +348,7 @@ class _Binder:
         raise UnsupportedError("--code cannot write a constant that is computed from weights", found=name)
 
     def _parts(self, array: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[str, list[np.ndarray]]]:
-        """Yield how a constant may be computed from tensors: the negative one, joined rows, a sum of two."""
-        if np.signbit(numbers).all():
-            yield "Neg", [-numbers]
+        """Yield how a constant may be computed from tensors: joined rows, a sum of two."""
         column = np.ascontiguousarray(numbers.reshape(numbers.shape[0] if numbers.ndim else 1, -1)[:, 0])
         owners = np.searchsorted(self.firsts, column.view(np.int32), "right")
         for row in np.flatnonzero(np.diff(owners)) + 1:
@@ -214,3 +440,18 @@ class _Binder:
             OperatorNode("Div", (f"{name}/scale", names[2]), (names[3],), {}),
             OperatorNode("Cast", (names[3],), (name,), {"to": "float32"}),
         ]
+
+
+def _deviation_steps(
+    name: str, width: np.ndarray, deviation: np.ndarray, epsilon: float
+) -> tuple[tuple[Any, ...], ...] | None:
+    """Return the operators from a tensor to the standard deviation, None if it is another one."""
+    root = width if name == "std" else np.sqrt(width)
+    if width.shape != deviation.shape:
+        return None
+    if name == "var" and epsilon and np.allclose(np.sqrt(width + epsilon), deviation, rtol=1e-9, atol=0):
+        return ("Add", epsilon), ("Sqrt",)
+    outside = float(f"{np.median(deviation - root):.6g}")
+    if np.allclose(root + outside, deviation, rtol=1e-7, atol=0):
+        return (*[("Sqrt",)] * (name == "var"), *[("Add", outside)] * (outside != 0))
+    return None

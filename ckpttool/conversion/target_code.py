@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ckpttool.conversion import loading_code
-from ckpttool.conversion.model_code import derive_code_settings, require_code_target, write_code
+from ckpttool.conversion.graph_texts import LANGUAGES
 from ckpttool.conversion.options import STANDARD_OUTPUT, ConversionRequest
 from ckpttool.conversion.targets import find_target_name
 from ckpttool.core import sidecar, urls
@@ -15,21 +15,26 @@ from ckpttool.core.atomic_write import require_new, write_file
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import Sidecar
-from ckpttool.evaluation.restore import VerifiedSidecar, build_agent, recognize_playable_agent
+from ckpttool.evaluation.restore import Agent, VerifiedSidecar, build_agent, recognize_playable_agent
 from ckpttool.graphs.graph import read_graph
 from ckpttool.libraries.recognize import SAVER_FORMATS, recognize_checkpoint
 from ckpttool.libraries.single_networks import read_action_graph
+from ckpttool.mapping.rules import KEEP, Move
 from ckpttool.version import __version__
 
 if TYPE_CHECKING:
     from ckpttool.conversion.format_conversion import TargetWriter
-    from ckpttool.conversion.graph_code import PolicyCalls
-    from ckpttool.graphs.graph import Graph
+    from ckpttool.conversion.policy_graph import AgentGraphs
 
 
 def require_code_file(request: ConversionRequest, checkpoint: Checkpoint) -> None:
     """Raise UnsupportedError or FileExistsError where `code` cannot be written, before anything else is."""
-    require_code_target(request.kind)
+    if find_target_name(request.kind) not in LANGUAGES:
+        raise UnsupportedError(
+            "--code does not apply to this target: its library or runtime has its own code",
+            expected=", ".join(LANGUAGES),
+            hint="leave out --code, or use --to torch",
+        )
     code = str(request.options.code)
     if code != STANDARD_OUTPUT and not request.options.dry_run:
         require_new(code, checkpoint.files, force=request.options.force)
@@ -51,7 +56,7 @@ def write_code_file(
 def format_code(
     writer: TargetWriter, record: Sidecar, digests: tuple[str | None, str], checkpoint: Checkpoint
 ) -> str:
-    """Return the code of the networks in a written file: of its agent, else of the source's graph.
+    """Return the code of the networks in a written file: those of its source's graph or agent.
 
     `record` is the file's sidecar, `digests` are those of source and file, `checkpoint` is the file under its
     temporary name. Raise UnsupportedError without either, and for what cannot be written exactly: the error
@@ -69,33 +74,37 @@ def format_code(
 def _network_code(
     writer: TargetWriter, record: Sidecar, digests: tuple[str | None, str], checkpoint: Checkpoint
 ) -> str:
-    source = urls.display_url(writer.checkpoint.path)
-    network = writer.request.options.network
+    from ckpttool.conversion.graph_code import GraphPlan, write_graph_code
+    from ckpttool.conversion.policy_graph import read_agent_graphs
+
+    source, network = urls.display_url(writer.checkpoint.path), writer.request.options.network
     if network is not None and writer.plan.binding is not None:
         raise UsageError("--network does not choose the code of an agent, which has all its networks")
-    try:
-        if network is None:
-            return _agent_code(writer, record, digests, checkpoint, source)
-        refusal: CkpttoolError = UnsupportedError(
-            "--code cannot write one network of a file that records no computation", found=network
-        )
-    except (UnsupportedError, UsageError) as error:
-        refusal = error
-    from ckpttool.conversion.graph_code import GraphPlan, write_graph_code
-    from ckpttool.conversion.graph_texts import LANGUAGES
-
     about = (
-        f"Written by ckpttool {__version__} from {source} (sha256 {digests[0]})",
-        f"for {os.path.basename(writer.target)} (sha256 {digests[1]}).",
+        f"Written by ckpttool {__version__} from {source}" + _digest(digests[0]),
+        f"for {os.path.basename(writer.target)}{_digest(digests[1])}.",
         *sidecar.describe_decisions(writer.ledger),
     )
     plan = GraphPlan(writer.plan.ready.tree, writer.plan.moves, checkpoint.tree, writer.places)
-    target, refused = find_target_name(writer.request.kind), False
-    readers = _READERS if network is None else (_action_graph, _policy_graph)
-    for read in readers if target in LANGUAGES else ():
+    target = find_target_name(writer.request.kind)
+    refusal: CkpttoolError = UnsupportedError(
+        "--code needs an agent, a policy or a file that records its computation",
+        found=network,
+        hint="leave out --code, or fill your own model with --like MODULE:FACTORY",
+    )
+    refused = False
+    readers: tuple[Callable[[TargetWriter], AgentGraphs | None], ...] = _READERS
+    if writer.request.options.fold_normalizer:
+        # Its weights are not those of the source.
+        moves = [Move(path, path, KEEP) for path, _ in checkpoint.tree.tensors()]
+        plan = GraphPlan(checkpoint.tree, moves, checkpoint.tree, {})
+        readers = (lambda _: read_agent_graphs(_written_agent(checkpoint, record)),)
+    for read in readers:
         try:
             if (computation := read(writer)) is not None:
-                return write_graph_code(computation[0], plan, target, about, computation[1])
+                methods, calls, skipped = computation
+                notes = (f"not computed here: {reason}" for reason in skipped)
+                return write_graph_code(methods, plan, target, (*about, *notes), calls)
         except (UnsupportedError, UsageError) as error:
             # The first graph's refusal stays, unless an option gives what the second lacks.
             other = refused and not isinstance(error, UsageError)
@@ -103,45 +112,38 @@ def _network_code(
     raise refusal
 
 
-def _agent_code(
-    writer: TargetWriter,
-    record: Sidecar,
-    digests: tuple[str | None, str],
-    checkpoint: Checkpoint,
-    source: str,
-) -> str:
-    if writer.plan.binding is not None and writer.plan.binding.facts.one_hot:
-        # The target's layout does not state how they are encoded.
-        raise UnsupportedError("--code cannot write networks of discrete observations without a policy")
-    file = replace(checkpoint, path=writer.target)
-    # What its own file contains is read from under its temporary name.
-    binding = recognize_checkpoint(file) or recognize_playable_agent(checkpoint)
+def _written_agent(checkpoint: Checkpoint, record: Sidecar) -> Agent:
+    """Return the agent of a written file; raise UnsupportedError if no layout recognizes one."""
+    binding = recognize_checkpoint(checkpoint) or recognize_playable_agent(checkpoint)
     if binding is None:
         raise UnsupportedError(
-            "--code needs an agent, a policy or a recorded computation",
-            hint="leave out --code, or fill your own model with --like MODULE:FACTORY",
+            "--code needs an agent or a policy, and no layout recognises one in the output"
         )
-    agent = build_agent(checkpoint, binding, VerifiedSidecar(record))
-    known = {entry.value for entry in agent.ledger}
-    more = (
-        item for item in writer.ledger if item.open or (item.use == "assumed" and item.value not in known)
-    )
-    ledger = sidecar.merge_entries(agent.ledger, more)
-    return write_code(replace(agent, checkpoint=file, ledger=ledger), writer.request.kind, source, digests)
+    return build_agent(checkpoint, binding, VerifiedSidecar(record))
 
 
-def _model_graph(writer: TargetWriter) -> tuple[Graph, None] | None:
+def _digest(sha256: str | None) -> str:
+    return "" if sha256 is None else f" (sha256 {sha256})"
+
+
+def _model_graph(writer: TargetWriter) -> AgentGraphs | None:
     """Return what a source that is no agent computes, if its file states it."""
-    graph = read_graph(writer.checkpoint) if writer.plan.binding is None else None
-    return None if graph is None else (graph, None)
+    from ckpttool.conversion.graph_code import Method
+    from ckpttool.conversion.policy_graph import AgentGraphs
+
+    if writer.plan.binding is not None or writer.request.options.network is not None:
+        return None
+    graph = read_graph(writer.checkpoint)
+    return None if graph is None else AgentGraphs((Method(graph),), None, ())
 
 
-def _action_graph(writer: TargetWriter) -> tuple[Graph, PolicyCalls | None] | None:
+def _action_graph(writer: TargetWriter) -> AgentGraphs | None:
     """Return what one output of the source computes, of a program or of the outputs that `network` names.
 
     A policy whose outputs are the actions has a function `act`.
     """
-    from ckpttool.conversion.graph_code import PolicyCalls
+    from ckpttool.conversion.graph_code import Method, PolicyCalls
+    from ckpttool.conversion.policy_graph import AgentGraphs, derive_code_settings
 
     checkpoint, network = writer.checkpoint, writer.request.options.network
     if writer.plan.binding is not None or (network is None and checkpoint.format not in SAVER_FORMATS):
@@ -157,18 +159,19 @@ def _action_graph(writer: TargetWriter) -> tuple[Graph, PolicyCalls | None] | No
         settings = None
     # Other maps are not in the graph: the model returns what it computes, and there is no `act`.
     acts = settings is not None and settings.choices is None and settings.head in ("identity", "unit_tanh")
-    return graph, PolicyCalls("", (None,)) if acts else None
+    return AgentGraphs((Method(graph),), PolicyCalls("output", (None,)) if acts else None, ())
 
 
-def _policy_graph(writer: TargetWriter) -> tuple[Graph, PolicyCalls] | None:
-    """Return what the source's policy computes and how it is called, with the facts that are known."""
-    from ckpttool.conversion.policy_graph import read_policy_graph
+def _agent_graphs(writer: TargetWriter) -> AgentGraphs | None:
+    """Return what the networks of the source compute, with the facts that are known."""
+    from ckpttool.conversion.policy_graph import read_agent_graphs
 
-    binding = recognize_playable_agent(writer.checkpoint, network=writer.request.options.network or "actor")
+    network = writer.request.options.network or "actor"
+    binding = writer.plan.binding or recognize_playable_agent(writer.checkpoint, network=network)
     if binding is None:
         return None
-    return read_policy_graph(build_agent(writer.checkpoint, binding, writer.own))
+    return read_agent_graphs(build_agent(writer.checkpoint, binding, writer.own))
 
 
 # What states a computation, the first one first.
-_READERS = (_action_graph, _model_graph, _policy_graph)
+_READERS = (_action_graph, _model_graph, _agent_graphs)

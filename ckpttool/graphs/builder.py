@@ -70,6 +70,12 @@ class GraphBuilder:
         """Add a node with one output and return the name of that."""
         return self.add(op, inputs, **attributes)[0]
 
+    def named(self, name: str, array: np.ndarray) -> str:
+        """Return the name of a constant with these values, which is named after the scope and `name`."""
+        name = self.unique_name("/".join((*self.scope, name)))
+        self.constants[name] = inline_constant(array)
+        return name
+
     def number(self, value: Any, dtype: str) -> str:
         """Return the name of a constant with these numbers."""
         array = np.asarray(value).astype(dtypes.numpy_dtype(dtype))

@@ -122,6 +122,12 @@ class PolicyEncoder:
         """The shape of every input by name."""
         return {stream.name: stream.shape for stream in self.streams}
 
+    @property
+    def joins_rows(self) -> bool:
+        """Return whether nothing is computed but the inputs, which are rows, behind each other."""
+        rows = all(not stream.image and len(stream.shape) == 1 for stream in self.streams)
+        return rows and not self.cells and not self.norms
+
     def moved(self, new_path: Callable[[Path], Path]) -> PolicyEncoder:
         """Return the encoder with sources replaced by `new_path`."""
         return replace(self, moves=tuple(replace(move, source=new_path(move.source)) for move in self.moves))

@@ -36,13 +36,13 @@ class OnnxRuntimePolicy:
     device = "cpu"
 
     def __init__(self, network: Network) -> None:
-        from ckpttool.networks import onnx_export
+        from ckpttool.networks.network_graph import network_graph
+        from ckpttool.networks.onnx_export import encode_graph
 
         self._feeds = InputAdapter(network)
         self._names = [name for name, _ in network.inputs]
-        self._model = onnx_export.encode_model(
-            network, [f"/{n}" for n in range(len(network.nodes))], _ACTION, {}
-        )
+        places = [f"/{n}" for n in range(len(network.nodes))]
+        self._model = encode_graph(network_graph(network, places, _ACTION), {})
         self._run = self._session(1)
 
     def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
