@@ -281,7 +281,7 @@ TIED: dict[str, list[tuple[str, list[str], str, dict[str, Any]]]] = {
 
 def write_tied(folder: Path, name: str) -> Path:
     """Write two products that share a weight, transposed in the second, or a bias."""
-    used = {each for _, names, _, _ in TIED[name] for each in names}
+    used = {tensor for _, names, _, _ in TIED[name] for tensor in names}
     shapes = {"enc": (3, 5), "b": (5,), "c": (3,), "enc.bias": (5,), "dec.bias": (3,)}
     shapes |= {"one.weight": (3, 5), "one.bias": (5,), "two.weight": (5, 5)}
     return write(folder, TIED[name], (4, 3), **{key: weights(*s) for key, s in shapes.items() if key in used})

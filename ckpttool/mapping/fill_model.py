@@ -774,7 +774,7 @@ def _drop_lone_tensors(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
         shapes = [leaf.shape for leaf in layer.group(one.tree).values()]
         own = not layer.about.cls or all(kind.refused for kind in layer.kinds)
         free = own and not layer.is_given and candidate.signatures.isdisjoint(there)
-        # Vectors that belong together are a norm or a map of their own.
+        # Several vectors are one norm or one affine map.
         lone = len(shapes) == 1 or any(len(shape) > 1 for shape in shapes)
         framework = layer.kinds[0].framework
         if not (free and lone and all(_lone_forms(shape, framework) & forms for shape in shapes)):
