@@ -735,3 +735,13 @@ def test_a_matrix_of_an_own_layer_that_may_take_an_image_is_not_turned(tmp_path:
     np.savez(tmp_path / "own.npz", **arrays)
     ckpttool.load_into(beside, str(tmp_path / "own.npz"), verify=False, from_="tf")
     assert np.array_equal(beside.own["conv"].detach().numpy(), arrays["own/conv"].transpose(3, 2, 0, 1))
+
+
+def test_a_square_matrix_of_a_layer_is_not_copied_into_an_own_one(tmp_path: Path) -> None:
+    model = NoisyLayers(5, 5)
+    kernels = {f"{name}_w": np.ones((5, 5), np.float32) for name in ("mu", "sigma")}
+    np.savez(tmp_path / "own.npz", **kernels, mu_b=np.ones(5, "f"), sigma_b=np.zeros(5, "f"))
+    before = state(model)
+    with pytest.raises(MappingError):
+        ckpttool.load_into(model, str(tmp_path / "own.npz"), verify=False, from_="tf")
+    assert unchanged(model, before)

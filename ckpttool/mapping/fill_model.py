@@ -776,6 +776,8 @@ def _drop_lone_tensors(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
         free = own and not layer.is_given and candidate.signatures.isdisjoint(there)
         # Several vectors are one norm or one affine map.
         lone = len(shapes) == 1 or any(len(shape) > 1 for shape in shapes)
+        # The axes of a layer's square matrix would be a guess.
+        lone = lone and not any(len(shape) == 2 and shape[0] == shape[1] for shape in shapes)
         framework = layer.kinds[0].framework
         if not (free and lone and all(_lone_forms(shape, framework) & forms for shape in shapes)):
             left.append(layer)
