@@ -257,15 +257,48 @@ def run_in_keras(folder: Path) -> list[list[str]]:
     return answers
 
 
+TIED: dict[str, list[tuple[str, list[str], str, dict[str, Any]]]] = {
+    "products": [
+        ("MatMul", ["x", "enc"], "h", {}),
+        ("Relu", ["h"], "a", {}),
+        ("Transpose", ["enc"], "t", {"perm": [1, 0]}),
+        ("MatMul", ["a", "t"], "y", {}),
+    ],
+    "biases": [
+        ("Gemm", ["x", "enc", "enc.bias"], "a", {}),
+        ("Gemm", ["a", "enc", "dec.bias"], "y", {"transB": 1}),
+    ],
+    "biases without modules": [
+        ("Gemm", ["x", "enc", "b"], "a", {}),
+        ("Gemm", ["a", "enc", "c"], "y", {"transB": 1}),
+    ],
+    "one bias of two layers": [
+        ("Gemm", ["x", "one.weight", "one.bias"], "a", {}),
+        ("Gemm", ["a", "two.weight", "one.bias"], "y", {}),
+    ],
+}
+
+
+def write_tied(folder: Path, name: str) -> Path:
+    """Write two products that share a weight, transposed in the second, or a bias."""
+    used = {tensor for _, names, _, _ in TIED[name] for tensor in names}
+    shapes = {"enc": (3, 5), "b": (5,), "c": (3,), "enc.bias": (5,), "dec.bias": (3,)}
+    shapes |= {"one.weight": (3, 5), "one.bias": (5,), "two.weight": (5, 5)}
+    return write(folder, TIED[name], (4, 3), **{key: weights(*s) for key, s in shapes.items() if key in used})
+
+
 WRITERS: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
     "operators": (AFTER, write_operator, IMAGE),
     "convolutions": (CONVOLUTIONS, write_convolution, IMAGE),
     "cells": (CELLS, write_cell, (4, 2, 3)),
+    "tied": (TIED, write_tied, (4, 3)),
 }
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("kind", [pytest.param("operators", marks=pytest.mark.slow), "convolutions", "cells"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("operators", marks=pytest.mark.slow), "convolutions", "cells", "tied"]
+)
 def test_keras_computes_what_the_graph_does(kind: str, tmp_path: Path) -> None:
     tensorflow_child.require("tensorflow", "keras")
     names, make, shape = WRITERS[kind]
@@ -454,6 +487,19 @@ def test_the_matrix_of_a_layer_may_be_used_again(tmp_path: Path) -> None:
     expected, result, code = outputs_of(tmp_path / "model.pt", [weights(3, 4)])
     require_equal(expected, result)
     assert "self.line(x)" in code
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_tied_weights_of_two_products(name: str, tmp_path: Path) -> None:
+    source = write_tied(tmp_path, name)
+    expected, result, _ = outputs_of(source, [weights(4, 3)])
+    require_equal(expected, result)
+    # The file has each vector of a layer, those of a tied one as well.
+    stored = ckpttool.open(str(tmp_path / "model_out.pt")).tree
+    count = sum(
+        1 + len(stored.aliases.get(path, ())) for path, leaf in stored.tensors() if len(leaf.shape) == 1
+    )
+    assert count == sum(len(names) == 3 for op, names, _, _ in TIED[name] if op == "Gemm")
 
 
 def test_layers_of_keras_have_attributes_of_their_own() -> None:

@@ -684,3 +684,64 @@ def test_a_live_model_keeps_its_values_in_a_dry_run_that_outputs_decide(tmp_path
     assert not done.ambiguous
     assert unchanged(model, before)
     assert model.training is mode
+
+
+class NoisyLayers(nn.Module):
+    """Layers of a class of its own, whose parameters have PyTorch's order of axes; the first is square."""
+
+    def __init__(self, *widths: int, convolution: bool = False) -> None:
+        super().__init__()
+        kernel = {"conv": nn.Parameter(torch.zeros(4, 1, 3, 3))} if convolution else {}
+        self.own = nn.ParameterDict(kernel)
+        for number, (inputs, outputs) in enumerate(pairwise(widths)):
+            for kind in ("mu", "sigma"):
+                self.register_parameter(
+                    f"layer{number}_{kind}_matrix", nn.Parameter(torch.zeros(outputs, inputs))
+                )
+                self.register_parameter(f"layer{number}_{kind}_vector", nn.Parameter(torch.zeros(outputs)))
+
+
+def tensorflow_arrays(model: nn.Module) -> dict[str, np.ndarray]:
+    """Return random numbers by the model's names, kernels with TensorFlow's order of axes."""
+    draw, arrays = np.random.default_rng(4), {}
+    for name, value in model.state_dict().items():
+        axes = (*range(2, value.ndim), 1, 0) if value.ndim > 1 else (0,)
+        shape = tuple(value.shape[axis] for axis in axes)
+        arrays[name.replace(".", "/")] = draw.standard_normal(shape).astype(np.float32)
+    return arrays
+
+
+def test_matrices_of_own_layers_are_turned(tmp_path: Path) -> None:
+    model = NoisyLayers(5, 5, 3)
+    arrays = tensorflow_arrays(model)
+    np.savez(tmp_path / "own.npz", **arrays)
+    done = ckpttool.load_into(model, str(tmp_path / "own.npz"), verify=False, from_="tf")
+    for name, value in model.state_dict().items():
+        assert np.array_equal(value.numpy(), arrays[name].T), name
+        # Each is named, as no class shows what a tensor of an own layer is.
+        assert value.ndim == 1 or any(name in sentence for sentence in done.report.assumed)
+
+
+def test_a_matrix_of_an_own_layer_that_may_take_an_image_is_not_turned(tmp_path: Path) -> None:
+    # Of 16 rows behind 4 channels: the order of the image is unknown.
+    model = NoisyLayers(16, 3, convolution=True)
+    np.savez(tmp_path / "own.npz", **tensorflow_arrays(model))
+    before = state(model)
+    with pytest.raises(MappingError):
+        ckpttool.load_into(model, str(tmp_path / "own.npz"), verify=False, from_="tf")
+    assert unchanged(model, before)
+    beside = NoisyLayers(7, 3, convolution=True)
+    arrays = tensorflow_arrays(beside)
+    np.savez(tmp_path / "own.npz", **arrays)
+    ckpttool.load_into(beside, str(tmp_path / "own.npz"), verify=False, from_="tf")
+    assert np.array_equal(beside.own["conv"].detach().numpy(), arrays["own/conv"].transpose(3, 2, 0, 1))
+
+
+def test_a_square_matrix_of_a_layer_is_not_copied_into_an_own_one(tmp_path: Path) -> None:
+    model = NoisyLayers(5, 5)
+    kernels = {f"{name}_w": np.ones((5, 5), np.float32) for name in ("mu", "sigma")}
+    np.savez(tmp_path / "own.npz", **kernels, mu_b=np.ones(5, "f"), sigma_b=np.zeros(5, "f"))
+    before = state(model)
+    with pytest.raises(MappingError):
+        ckpttool.load_into(model, str(tmp_path / "own.npz"), verify=False, from_="tf")
+    assert unchanged(model, before)

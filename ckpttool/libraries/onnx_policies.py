@@ -93,20 +93,20 @@ def plan_state_dict(checkpoint: Checkpoint) -> tuple[Plan, tuple[LayerOption, ..
     names, assumed = _name_layers(layers, checkpoint.tree)
     moves: list[Move] = []
     labels: dict[Path, Label] = {}
-    placed: dict[tuple[Path, str], Path] = {}
     choices: list[LayerOption] = []
+    used: set[Path] = set()
     for layer, name in zip(layers, names, strict=True):
         for use in layer.uses:
             target = (key(".".join((*name, use.name))),)
-            if (use.path, use.rule.name) in placed:
-                continue  # a layer that is used twice
-            placed[use.path, use.rule.name] = target
+            if target in labels or (use is layer.uses[0] and use.path in used):
+                continue  # a layer that is used twice, or a tied weight, also if one use transposes it
             moves.append(Move(use.path, target, use.rule))
             labels[target] = Label(
                 "buffer" if use.name.startswith("running_") else "parameter", key=str(target[0].value)
             )
-        choices.append(_make_choice(layer, name))
-    used = {move.source for move in moves}
+        if layer.uses[0].path not in used:
+            choices.append(_make_choice(layer, name))
+        used.update(use.path for use in layer.uses)
     kept, zeros, lost, notes = _sort_unused(checkpoint.tree, reader, used)
     consumed = tuple(
         path for path, leaf in checkpoint.tree.tensors() if leaf.role == "other" and path not in used
@@ -405,19 +405,23 @@ def _name_layers(layers: Sequence[_OnnxLayer], tree: Tree) -> tuple[list[tuple[s
     names: list[tuple[str, ...]] = []
     numbered: list[str] = []
     for number, layer in enumerate(layers):
-        shared = first.get(layer.uses[0].path)
-        if shared is not None:
-            names.append(shared)
+        # The vectors beside a tied weight are those of a second layer.
+        own = (
+            layer.uses if layer.uses[0].path not in first else [e for e in layer.uses if e.path not in first]
+        )
+        if not own:
+            names.append(first[layer.uses[0].path])
             continue
-        stored = [_module_of_tensor(str(use.path[0].value)) for use in layer.uses]
-        name = next((name for name in stored if name), None)
-        if name is None:
-            name = module_of_node(layer.node.name) or ("layers", str(number))
-            numbered.append(f"{tree.names[layer.uses[0].path]} is {'.'.join((*name, layer.uses[0].name))}")
+        stored = [_module_of_tensor(str(use.path[0].value)) for use in own]
+        known = next((name for name in stored if name), None)
+        beside = first.get(layer.uses[0].path, ("layers", str(number)))
+        name = known or module_of_node(layer.node.name) or beside
         used[name] += 1
         if used[name] > 1:
             name = (*name[:-1], f"{name[-1]}_{used[name]}")
-        first[layer.uses[0].path] = name
+        if known is None:
+            numbered.append(f"{tree.names[own[0].path]} is {'.'.join((*name, own[0].name))}")
+        first.update(dict.fromkeys((use.path for use in own), name))
         names.append(name)
     assumed = [f"names taken from the graph's nodes: {abbreviate_list(numbered, 3)}"] if numbered else []
     return names, assumed

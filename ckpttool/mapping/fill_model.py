@@ -37,6 +37,7 @@ from ckpttool.mapping.layer_kinds import (
     LayerKind,
     LayerOption,
     Name,
+    kernel_permutation,
 )
 from ckpttool.mapping.layers import (
     TITLE,
@@ -49,7 +50,7 @@ from ckpttool.mapping.layers import (
     find_modules,
     propose_options,
 )
-from ckpttool.mapping.rules import KEEP, Cast, Move, Plan, Reshape, Rule, apply_plan, chain_rules
+from ckpttool.mapping.rules import KEEP, Cast, Move, Permute, Plan, Reshape, Rule, apply_plan, chain_rules
 from ckpttool.mapping.solver import (
     BIAS,
     PLACE,
@@ -65,6 +66,7 @@ from ckpttool.mapping.solver import (
     add_call_places,
     is_framework_counter,
     name_numbers,
+    name_stem,
     name_tokens,
     part_depth,
     solve,
@@ -80,12 +82,16 @@ _NORMS = list_kinds("norm", "batch_norm")
 
 
 class MatchSide(NamedTuple):
-    """One side's layers, and its tensors outside of layers; `candidates` lists both in that order."""
+    """One side's layers, and its tensors outside of layers; `candidates` lists both in that order.
+
+    `turned` are square kernels outside of layers that get the other framework's order of axes.
+    """
 
     tree: Tree
     layers: tuple[Layer, ...]
     bare: tuple[Path, ...]
     candidates: tuple[LayerCandidate, ...]
+    turned: frozenset[Path] = frozenset()
 
     @property
     def signatures(self) -> frozenset[Signature]:
@@ -505,6 +511,8 @@ def _by_length(pair: LayerPair, source: MatchSide, target: MatchSide) -> bool:
     shapes = {
         getattr(side.tree[path], "shape", ()) for side, path in zip((source, target), bare, strict=True)
     }
+    if any(len(_squeezed(shape)) > 1 for shape in shapes):
+        return False
     placed = any(name == PLACE for name, _ in one.settings & other.settings)
     return len(shapes) > 1 and not (placed or name_tokens(one.name) & name_tokens(other.name))
 
@@ -590,18 +598,17 @@ def _build_sides(
         )
 
     source_side, target_side = changed(_drop_name_only_layers)
-    source_side, target_side = changed(_drop_lone_vectors)
+    source_side, target_side = changed(_drop_lone_tensors)
     if source.framework == "tensorflow" and foreign:
         source_side = source.side(_identify_numbered(source_side, target_side, described))
     if foreign:
         source_side, target_side = changed(_drop_bare_embeddings)
     source_side, target_side = changed(_use_alternative_forms)
     source_side, target_side = changed(_split_separable)
-    return (
-        (_use_vectors(source_side, target_side), _use_vectors(target_side, source_side))
-        if foreign
-        else (source_side, target_side)
-    )
+    if not foreign:
+        return source_side, target_side
+    source_side = _use_lone_forms(source_side, target_side, source.framework)
+    return source_side, _use_lone_forms(target_side, source_side)
 
 
 def _find_both(
@@ -755,46 +762,88 @@ def _drop_name_only_layers(one: MatchSide, other: MatchSide) -> tuple[Layer, ...
     )
 
 
-def _drop_lone_vectors(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
-    """Return a side's layers without vectors of own classes that the other side stores outside of layers.
+def _drop_lone_tensors(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
+    """Return a side's layers without tensors of own classes that the other side stores outside of layers.
 
-    A scale that one program makes a layer is a parameter of a block in another one.
+    A scale that one program makes a layer is a parameter of a block in another one, and so are the matrices
+    of a noisy layer or of a model that calls functions.
     """
-    there = other.signatures
+    there, forms = other.signatures, _squeezed_signatures(other)
     left = []
     for layer, candidate in zip(one.layers, one.candidates, strict=False):
         shapes = [leaf.shape for leaf in layer.group(one.tree).values()]
         own = not layer.about.cls or all(kind.refused for kind in layer.kinds)
-        alone = len(shapes) == 1 and len(shapes[0]) == 1 and not candidate.signatures & there
-        if not (alone and own and not layer.is_given and (BARE, shapes[0]) in map(_as_vector, there)):
+        free = own and not layer.is_given and candidate.signatures.isdisjoint(there)
+        # Several vectors are one norm or one affine map.
+        lone = len(shapes) == 1 or any(len(shape) > 1 for shape in shapes)
+        # The axes of a layer's square matrix would be a guess.
+        lone = lone and not any(len(shape) == 2 and shape[0] == shape[1] for shape in shapes)
+        framework = layer.kinds[0].framework
+        if not (free and lone and all(_lone_forms(shape, framework) & forms for shape in shapes)):
             left.append(layer)
     return tuple(left)
 
 
-def _as_vector(signature: Signature) -> Signature:
-    """Return a lone tensor's signature without axes of extent 1 if one other axis is left."""
-    kind, *shapes = signature
-    extents = tuple(n for n in shapes[0] if n != 1) if kind == BARE and isinstance(shapes[0], tuple) else ()
-    return (BARE, extents) if len(extents) == 1 else signature
+def _lone_forms(shape: tuple[int, ...], framework: str) -> frozenset[Signature]:
+    """Return the signatures that a tensor outside of layers may have in a program of the other framework.
 
-
-def _use_vectors(one: MatchSide, other: MatchSide) -> MatchSide:
-    """Return a side whose lone tensors are vectors if the other framework has them in other axes.
-
-    PyTorch scales the channels of images by `[96, 1, 1]`, Keras by `[96]`.
+    PyTorch scales the channels of images by `[96, 1, 1]`, Keras by `[96]`; kernels have other axes.
     """
-    there = other.signatures
-    vectors = frozenset(map(_as_vector, there))
-    return one._replace(
-        candidates=tuple(
-            candidate._replace(signatures=frozenset(map(_as_vector, candidate.signatures)))
-            if candidate.lone
-            and candidate.signatures.isdisjoint(there)
-            and not vectors.isdisjoint(map(_as_vector, candidate.signatures))
-            else candidate
-            for candidate in one.candidates
-        )
-    )
+    turned = _turned_kernel(len(shape), framework).output("", shape)[1] if framework else shape
+    return frozenset((BARE, form) for form in (shape, turned, _squeezed(shape)))
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape without axes of extent 1."""
+    return tuple(extent for extent in shape if extent != 1)
+
+
+def _squeezed_signatures(side: MatchSide) -> frozenset[Signature]:
+    """Return the signatures of a side, those of lone tensors also without axes of extent 1."""
+    shapes = (signature[1] for signature in side.signatures if signature[0] == BARE)
+    return side.signatures | {(BARE, _squeezed(shape)) for shape in shapes if isinstance(shape, tuple)}
+
+
+def _takes_image(rows: int, channels: Collection[int]) -> bool:
+    """Return whether a matrix with these rows may take an image with one of these numbers of channels."""
+    return any(0 < count < rows and rows % count == 0 for count in channels)
+
+
+def _turned_kernel(rank: int, framework: str) -> Permute:
+    """Return the rule from a kernel of a framework to that of the other one; vectors stay as they are."""
+    permutation = kernel_permutation(rank - 2) if rank > 1 else Permute(tuple(range(rank)))
+    return permutation if framework == "torch" else Permute(permutation.inverse_axes)
+
+
+def _use_lone_forms(one: MatchSide, other: MatchSide, framework: str = "") -> MatchSide:
+    """Return a side whose lone tensors have the form of the other framework's if it has only that.
+
+    With a framework, kernels are turned as well: where their shapes show it, and square ones that have the
+    name of such a kernel. A matrix that may take a flattened image is none of them: the order of its rows is
+    unknown.
+    """
+    there = _squeezed_signatures(other)
+    shapes = [leaf.shape for _, leaf in one.tree.tensors() if leaf.role in STATES]
+    channels = {shape[0 if framework == "torch" else -1] for shape in shapes if len(shape) > 2}
+    candidates, stems, squares = list(one.candidates), set[str](), dict[Path, str]()
+    for number, path in enumerate(one.bare, start=len(one.layers)):
+        candidate, leaf = candidates[number], one.tree[path]
+        shape = leaf.shape if isinstance(leaf, Leaf) else ()
+        forms, stem = _lone_forms(shape, framework), name_stem(candidate.name)[-1]
+        if (BARE, shape) in other.signatures:
+            if (
+                framework
+                and len(shape) > 1
+                and shape == _turned_kernel(len(shape), framework).output("", shape)[1]
+            ):
+                squares[path] = stem
+        elif len(fitting := forms & there) == 1 and not (
+            framework and len(shape) == 2 and _takes_image(shape[framework == "torch"], channels)
+        ):
+            candidates[number] = candidate._replace(signatures=fitting)
+            stems |= {stem} - ({stem} if (BARE, _squeezed(shape)) in fitting else set())
+    turned = frozenset(path for path, stem in squares.items() if stem in stems)
+    return one._replace(candidates=tuple(candidates), turned=turned)
 
 
 def _split_separable(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
@@ -1142,12 +1191,19 @@ class _FillBuilder:
         leaf, name = self.source.tree[source], self.source.title(pair.source)
         self.matched.append(LayerMatch(name, self.target.title(pair.target), BARE, pair.by))
         own = self.target.tree[self.target.bare[pair.target - len(self.target.layers)]]
-        move = Move(source, path, KEEP)
-        if self._foreign and isinstance(leaf, Leaf) and isinstance(own, Leaf) and leaf.shape != own.shape:
-            self.assumed.append(f"{name}: a vector, {list(leaf.shape)} here, {list(own.shape)} in the model")
-            move = Move(source, path, Reshape(own.shape))
-        elif self._foreign and isinstance(leaf, Leaf) and len(leaf.shape) > 1:
-            self.assumed.append(f"{name}: not part of a known layer, so its axes stay as they are")
+        rule: Rule = KEEP
+        if self._foreign and isinstance(leaf, Leaf) and isinstance(own, Leaf):
+            extents = f"{list(leaf.shape)} here, {list(own.shape)} in the model"
+            if leaf.shape != own.shape and _squeezed(leaf.shape) == _squeezed(own.shape):
+                rule, reason = Reshape(own.shape), f"axes of extent 1, {extents}"
+            elif leaf.shape != own.shape or source in self.source.turned:
+                rule = _turned_kernel(len(leaf.shape), self._frameworks[0])
+                reason = f"not part of a known layer, taken as a kernel with its framework's axes, {extents}"
+            else:
+                reason = "not part of a known layer, so its axes stay as they are"
+            if len(leaf.shape) > 1 or rule is not KEEP:
+                self.assumed.append(f"{name}: {reason}")
+        move = Move(source, path, rule)
         if self._is_first(path, [move]):
             self.moves.append(move)
             self.evidence[path] = pair.by
