@@ -27,10 +27,10 @@ from ckpttool.graphs.operators import (
     OperatorCall,
     UnknownValueError,
     compute_node,
+    is_movement,
     list_operators,
     look_up_operator,
     no_products,
-    operator_kind,
 )
 
 # Entries of a constant that shapes may depend on; larger ones are weights.
@@ -162,7 +162,7 @@ class ShapeTracer:
 
     def _move(self, node: OperatorNode, row: Operator) -> list[Shape]:
         """Return the shapes of an operator that moves entries, by moving placeholders."""
-        if row.kind != "movement":
+        if not row.is_movement:
             raise UnknownValueError
         arrays: list[np.ndarray | None] = []
         for number, name in enumerate(node.inputs):
@@ -377,7 +377,7 @@ class _CallLister:
             return
         self.used.update(weights)
         # A translated operator is named by the part that is not a change of shape.
-        kinds = [node.op for node in computed if operator_kind(node.op) != "movement"]
+        kinds = [node.op for node in computed if not is_movement(node.op)]
         kind = (kinds or [computed[-1].op])[0]
         sources = tuple(number for number in inputs if number != len(self.calls))
         # The first result: a recurrent layer has its states after its output.
