@@ -63,9 +63,7 @@ def _expand_sum(add: Callable[..., str], _number: Callable[..., str], first: str
     return first
 
 
-def _expand_gelu(
-    add: Callable[..., str], number: Callable[..., str], x: str, *, approximate: str = "none"
-) -> str:
+def _expand_gelu(add: Callable[..., str], number: Callable[..., str], x: str, *, approximate: str) -> str:
     if approximate != "tanh":
         raise UnsupportedError("an unknown approximation of GELU", found=approximate)
     cube = add("Mul", add("Mul", add("Mul", x, x), x), number(0.044715))
@@ -79,17 +77,15 @@ _EXPANSIONS: dict[str, Expansion] = {
     "Sum": _expand_sum,
     "Mean": lambda add, number, *names: add("Div", add("Sum", *names), number(len(names))),
     "Gelu": _expand_gelu,
-    "Selu": lambda add, number, x, *, alpha=1.0, gamma=1.0: add(
-        "Mul", add("Elu", x, alpha=alpha), number(gamma)
-    ),
-    "Celu": lambda add, number, x, *, alpha=1.0: add(
+    "Selu": lambda add, number, x, *, alpha, gamma: add("Mul", add("Elu", x, alpha=alpha), number(gamma)),
+    "Celu": lambda add, number, x, *, alpha: add(
         "Mul", add("Elu", add("Div", x, number(alpha))), number(alpha)
     ),
-    "HardSigmoid": lambda add, number, x, *, alpha=0.2, beta=0.5: add(
+    "HardSigmoid": lambda add, number, x, *, alpha, beta: add(
         "Clip", add("Add", add("Mul", x, number(alpha)), number(beta)), number(0), number(1)
     ),
-    "Swish": lambda add, number, x, *, alpha=1.0: add("Mul", x, add("Sigmoid", add("Mul", x, number(alpha)))),
-    "SwiGLU": lambda add, _number, gate, x, *, alpha=1.0: add("Mul", add("Swish", gate, alpha=alpha), x),
+    "Swish": lambda add, number, x, *, alpha: add("Mul", x, add("Sigmoid", add("Mul", x, number(alpha)))),
+    "SwiGLU": lambda add, _number, gate, x, *, alpha: add("Mul", add("Swish", gate, alpha=alpha), x),
 }
 _KINDS: dict[str, Combination] = {"Mul": "scaling", "PRelu": "scaling", "Clip": "first"}
 _SPELLINGS = {

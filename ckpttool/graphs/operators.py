@@ -69,7 +69,7 @@ class OperatorCall(NamedTuple):
 
 ShapeRule = Callable[[OperatorCall], Sequence[Shape]]
 # Adds nodes of other operators: called with `add(operator, *inputs, **attributes)` and `number(value)`, which
-# return names of values, the names of the inputs, and the attributes as `compute`; returns the result's name.
+# return names of values, the names of the inputs, and all attributes of `compute`; returns the result's name.
 Expansion = Callable[..., str]
 
 
@@ -123,6 +123,11 @@ class Operator(NamedTuple):
     def defaults(self) -> Mapping[str, Any]:
         """The attributes by lowercase name, with their default values."""
         return getattr(self.compute, "__kwdefaults__", None) or {}
+
+    def expanded(self, node: OperatorNode, add: Callable[..., str], number: Callable[[float], str]) -> str:
+        """Return the result of a node by other operators, "" without an expansion (see Expansion)."""
+        settings = {name.lower(): value for name, value in node.attributes.items()}
+        return self.expand(add, number, *node.inputs, **{**self.defaults, **settings}) if self.expand else ""
 
     @property
     def is_movement(self) -> bool:

@@ -59,11 +59,11 @@ def _expand_gemm(add: Callable[..., str], number: Callable[..., str], *names: st
     """Add a product of matrices, with factors only if they are not 1."""
 
     def scaled(name: str, factor: str) -> str:
-        value = settings.get(factor, 1.0)
+        value = settings[factor]
         return name if value == 1 else add("Mul", name, number(value))
 
     a, b = (
-        add("Transpose", name, perm=(1, 0)) if settings.get(turned) else name
+        add("Transpose", name, perm=(1, 0)) if settings[turned] else name
         for name, turned in zip(names, ("transa", "transb"), strict=False)
     )
     product = add("MatMul", a, scaled(b, "alpha"))

@@ -20,7 +20,7 @@ from ckpttool.core.kinds import ACTIVATION_KINDS, ACTIVATIONS, gate_order
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Path
 from ckpttool.graphs.graph import Constant, Graph, OperatorNode
-from ckpttool.graphs.operators import Expansion, compute_node, find_operator, is_known
+from ckpttool.graphs.operators import Operator, compute_node, find_operator, is_known
 from ckpttool.libraries.model_steps import LayerTensors
 from ckpttool.libraries.schema import ProgramOperation
 from ckpttool.mapping.rules import KEEP, TRANSPOSE
@@ -231,7 +231,7 @@ class ProgramBuilder:
     def _step(self, node: OperatorNode, operands: list[Any]) -> Any:
         rule, row = _PATTERNS.get(node.op), find_operator(node.op)
         if rule is None and node.op not in _RULES and row.expand is not None:
-            return self._expanded(node, row.expand)
+            return self._expanded(node, row)
         if rule is not None and any(map(is_fragment, operands)):
             result = rule(self, node, *operands)
             if result is not None:
@@ -244,9 +244,9 @@ class ProgramBuilder:
             return None
         rule = _RULES.get(node.op)
         result = None if rule is None else rule(self, node, *operands)
-        return self._expanded(node, row.expand) if result is None and row.expand is not None else result
+        return self._expanded(node, row) if result is None and row.expand is not None else result
 
-    def _expanded(self, node: OperatorNode, expand: Expansion) -> Operand | None:
+    def _expanded(self, node: OperatorNode, row: Operator) -> Operand | None:
         """Return the value of a node as that of other operators; None if one of them is not a step."""
         import numpy as np
 
@@ -261,9 +261,8 @@ class ProgramBuilder:
             self.values[name := next(names)] = ProgramConstant(np.asarray(value, np.float64))
             return name
 
-        attributes = {name.lower(): value for name, value in node.attributes.items()}
         with suppress(UnsupportedNodeError):
-            return self.values[expand(add, number, *node.inputs, **attributes)]
+            return self.values[row.expanded(node, add, number)]
         return None
 
     def _folded(self, node: OperatorNode, operands: list[ProgramConstant | None]) -> Any:
