@@ -663,6 +663,8 @@ def test_roles_and_settings_of_weights(tmp_path: Path) -> None:
         "both": f(4, 4),
         "k": f(2, 1, 3),
         "t": f(4),
+        "g": f(4),
+        "h": f(4),
     }
     nodes = [
         N("MatMul", ["x", "w"], ["h"]),
@@ -671,7 +673,8 @@ def test_roles_and_settings_of_weights(tmp_path: Path) -> None:
         N("MatMul", ["j", "both"], ["o"]),
         N("Gemm", ["o", "both"], ["p"], transB=1),
         N("LayerNormalization", ["p", "t"], ["q"], epsilon=1e-3),
-        N("Unsqueeze", ["q", "axis"], ["r"]),
+        N("GroupNormalization", ["q", "g", "h"], ["e"], epsilon=1e-2, num_groups=2),
+        N("Unsqueeze", ["e", "axis"], ["r"]),
         N("Conv", ["r", "k"], ["y"], dilations=[2], kernel_shape=[3], pads=[2, 2]),
     ]
     graph = load(
@@ -680,9 +683,10 @@ def test_roles_and_settings_of_weights(tmp_path: Path) -> None:
     paths, roles = find_paths(graph), find_roles(graph)
     known = {name: roles[paths[name]][0] for name in constants if paths[name] in roles}
     # A matrix that is used in both orientations has no role.
-    assert known == {"w": "in_out", "v": "out_in", "b": "added", "s": "added", "k": "", "t": ""}
+    assert known == {"w": "in_out", "v": "out_in", "b": "added", "s": "added", "k": "", "t": "", "g": ""}
     assert roles[paths["k"]][1]["dilation"] == (2,)
     assert roles[paths["t"]][1]["epsilon"] == pytest.approx(1e-3)
+    assert roles[paths["g"]][1]["epsilon"] == pytest.approx(1e-2)
 
 
 def test_no_two_values_get_one_name() -> None:

@@ -28,11 +28,9 @@ MODULES = (
 CONTROL = frozenset(("If", "Loop", "Scan"))
 Combination = Literal["elementwise", "scaling", "first"]
 Movement = Literal["movement", "reshape", "transpose", "extent", "join", "lookup", "shuffle"]
-Computation = Literal[
-    "channelwise", "norm", "window", "product", "equation", "recurrent", "reduction", "scatter", "other"
-]
-Kind = Combination | Movement | Computation
-_COMBINATIONS, _MOVEMENTS = frozenset(get_args(Combination)), frozenset(get_args(Movement))
+_Single = Literal["channelwise", "norm", "window", "product", "equation", "recurrent", "reduction", "scatter"]
+Kind = Combination | Movement | _Single | Literal["other"]
+COMBINATIONS, MOVEMENTS = frozenset(get_args(Combination)), frozenset(get_args(Movement))
 
 
 class UnknownValueError(LookupError):
@@ -90,23 +88,15 @@ _UNSPELLED = OperatorNames(0)
 
 
 class Operator(NamedTuple):
-    """One operator.
+    """One operator (see `operator`).
 
     `compute` takes the inputs (None if omitted) and, by keyword, the attributes, and returns an array, or
-    a tuple of them for several outputs. `shapes` returns the outputs' shapes. `macs` returns the number of
-    multiply-accumulate operations; it is None if they are not counted. `since` is the first version of the
-    operator set with this meaning. `result` is the type of the outputs, "" for that of the inputs, and for a
-    type that depends on an attribute.
-
-    `kind` is what it does with entries. Combining those of broadcast inputs: "elementwise"; "scaling" if a
-    weight has a number for each feature; "first" if only the first input has entries, the others settings.
-    Moving those of the first input, the others being positions and sizes: "movement"; "reshape",
-    "transpose"; "extent" if every axis stays where it is; "join" of all inputs; "lookup" of rows; "shuffle"
-    between channels and pixels. Computing: "channelwise" of a channel, or a group of them; a "norm" with a
-    weight for each feature; a "window" over images; a "product" with a matrix; an "equation" of axes;
-    "recurrent"; a "reduction" of axes; "scatter" to positions.
-
-    `expand` computes the same by other operators, for what has no rule for this one: it plays, then.
+    a tuple of them for several outputs. `kind` is what it does with entries. Combining those of broadcast
+    inputs: "elementwise"; "scaling" if a weight has a number for each feature; "first" if the others are
+    settings. Moving those of the first input: "movement"; "reshape"; "transpose"; "extent" if every axis
+    stays where it is; "join" of all inputs; "lookup" of rows; "shuffle" between channels and pixels.
+    Computing: "channelwise"; a "norm" with a weight for each feature; a "window" over images; a "product"
+    with a matrix; an "equation" of axes; "recurrent"; a "reduction" of axes; "scatter" to positions.
     """
 
     name: str
@@ -129,16 +119,6 @@ class Operator(NamedTuple):
         settings = {name.lower(): value for name, value in node.attributes.items()}
         return self.expand(add, number, *node.inputs, **{**self.defaults, **settings}) if self.expand else ""
 
-    @property
-    def is_movement(self) -> bool:
-        """Whether it only moves entries, those of its first `data` inputs."""
-        return self.kind in _MOVEMENTS
-
-    @property
-    def data(self) -> int:
-        """The number of inputs that have entries; the others are positions, sizes and settings."""
-        return 1 if self.kind != "join" else 1 << 30
-
 
 _TABLE: dict[str, Operator] = {}
 
@@ -158,12 +138,12 @@ def operator(
     Args:
         *names: ONNX's names of the operators.
         shapes: returns the shapes of the outputs.
-        macs: returns the number of multiply-accumulate operations.
+        macs: returns the number of multiply-accumulate operations; None if they are not counted.
         kind: what it does with entries (see Operator).
         since: the first version of the operator set with this meaning.
-        result: the type of the outputs if it does not depend on the inputs and attributes.
+        result: the type of the outputs if it does not depend on the inputs and attributes, else "".
         spelling: its names in other languages.
-        expand: computes the same by other operators (see Operator).
+        expand: computes the same by other operators, by which it plays if policies have no rule for it.
     """
 
     def add(compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -218,16 +198,6 @@ def operator_kind(name: str) -> Kind | None:
     return None if row is None else row.kind
 
 
-def is_elementwise(name: str) -> bool:
-    """Return whether an operator combines the entries of broadcast inputs."""
-    return operator_kind(name) in _COMBINATIONS
-
-
-def is_movement(name: str) -> bool:
-    """Return whether an operator only moves entries."""
-    return operator_kind(name) in _MOVEMENTS
-
-
 def is_known(name: str) -> bool:
     """Return whether an operator can be evaluated."""
     return name in CONTROL or name in list_operators()
@@ -250,7 +220,7 @@ def compute_node(node: OperatorNode, arrays: Sequence[np.ndarray | None]) -> tup
     shapes = [None if array is None else array.shape for array in arrays]
     try:
         # A movement has as many entries as its input, or requires their number to be small.
-        if row.shapes is not None and not row.is_movement:
+        if row.shapes is not None and row.kind not in MOVEMENTS:
             for shape in row.shapes(OperatorCall(node, shapes, lambda number: _input_value(arrays, number))):
                 require_size(shape)
         if "outputs" in row.defaults:

@@ -32,12 +32,11 @@ from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf
 from ckpttool.graphs.graph import Graph, OperatorNode, read_graph
 from ckpttool.graphs.operators import (
+    COMBINATIONS,
+    MOVEMENTS,
     Kind,
     compute_node,
-    find_operator,
-    is_elementwise,
     is_known,
-    is_movement,
     operator_kind,
 )
 from ckpttool.graphs.shapes import ShapeTracer
@@ -538,7 +537,7 @@ class _RecordedOrderReader:
         first = weights[0] if weights else _TracedWeight((), shape)
         plain = _TracedWeight((), shape)
         kind = operator_kind(node.op)
-        if is_elementwise(node.op):
+        if operator_kind(node.op) in COMBINATIONS:
             whole = [weight for weight in weights if weight.shape == shape and weight.paths]
             if all(_count_long(weight.shape) <= 1 for weight in weights):
                 return _TracedWeight(
@@ -567,13 +566,13 @@ class _RecordedOrderReader:
         untraced = [input_ for input_ in inputs if isinstance(input_, _UntracedActivation)]
         if untraced and kind not in ("product", "recurrent"):
             features = {value.features for value in untraced}
-            keeps = is_elementwise(node.op) or kind in ("channelwise", "norm")
+            keeps = operator_kind(node.op) in COMBINATIONS or kind in ("channelwise", "norm")
             return [_UntracedActivation(features.pop() if keeps and len(features) == 1 else None)]
         shape = inferred[0] if inferred else None
         with suppress(ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
             if (rule := _ORDERS.get(kind)) is not None:
                 return [rule(self, node, inputs, shape)]
-            if shape is not None and is_movement(node.op):
+            if shape is not None and operator_kind(node.op) in MOVEMENTS:
                 return self.moved(node, inputs, inferred)
         return [_UntracedActivation()]
 
@@ -621,7 +620,11 @@ class _RecordedOrderReader:
         self, node: OperatorNode, inputs: _Inputs, inferred: Sequence[Shape | None]
     ) -> list[_Activation | _UntracedActivation]:
         """Return entries in new positions, as the operator moves numbers."""
-        tensors = [self.tensor(value) for value in inputs[: find_operator(node.op).data] if value is not None]
+        tensors = [
+            self.tensor(value)
+            for value in (inputs if operator_kind(node.op) == "join" else inputs[:1])
+            if value is not None
+        ]
         x, shape = tensors[0], inferred[0] or ()
         if (kind := operator_kind(node.op)) == "reshape":
             return [x if x.shape == shape else _Activation(shape, lambda: x.entries.reshape(shape))]
@@ -868,21 +871,11 @@ def _recurrent(
     return run.fresh(shape or ()) if traced else _UntracedActivation()
 
 
-def _keep(
-    run: _RecordedOrderReader,
-    node: OperatorNode,  # noqa: ARG001  # as of any rule
-    inputs: _Inputs,
-    shape: Shape | None,  # noqa: ARG001  # as of any rule
-) -> _Activation:
-    return run.tensor(inputs[0])
-
-
 # By kinds of operators; movements without a rule are computed on numbers.
 _ORDERS: Mapping[Kind | None, _OrderRule] = {
     "elementwise": _RecordedOrderReader.combined,
     "scaling": _RecordedOrderReader.combined,
-    "first": _keep,
-    "channelwise": _keep,
+    **dict.fromkeys(("first", "channelwise"), lambda run, _node, inputs, _shape: run.tensor(inputs[0])),
     "norm": _norm,
     "window": _convolution,
     "product": _product,

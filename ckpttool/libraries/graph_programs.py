@@ -21,7 +21,7 @@ from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf, Path
 from ckpttool.graphs.builder import needed_nodes
 from ckpttool.graphs.graph import Graph, OperatorNode, Value
-from ckpttool.graphs.operators import is_elementwise, operator_kind
+from ckpttool.graphs.operators import COMBINATIONS, operator_kind
 from ckpttool.libraries.model_steps import ChainStep
 from ckpttool.libraries.program_operators import (
     PARTIAL,
@@ -212,7 +212,7 @@ class _GraphLowering:
                         probe.lower(node)
                 continue
             kind = operator_kind(node.op)
-            rows = is_elementwise(node.op) or kind in ("norm", "channelwise")
+            rows = operator_kind(node.op) in COMBINATIONS or kind in ("norm", "channelwise")
             for shape in filter(None, (known[name].shape for name in others if name in known)):
                 if kind in ("product", "recurrent"):
                     # [in, out], or [directions, gates * units, in]
