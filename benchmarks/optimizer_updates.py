@@ -35,6 +35,21 @@ KINDS: dict[str, Kind] = {
     "Adam, epsilon of Keras": ("Adam", ADAM, ("m", "v"), 0.0, False),
     "Adam, AMSGrad": ("Adam", ADAM, ("m", "v", "vhat"), 0.0, True),
     "Adam, L2 of kernels": ("Adam", ADAM, ("m", "v"), 0.01, True),
+    "Adagrad": (
+        "Adagrad",
+        {"learning_rate": 1e-3, "epsilon": 1e-7, "initial_accumulator_value": 0.1},
+        ("squares",),
+        0.0,
+        True,
+    ),
+    "Adamax": ("Adamax", ADAM, ("m", "u"), 0.0, True),
+    "Adadelta": (
+        "Adadelta",
+        {"learning_rate": 0.1, "rho": 0.95, "epsilon": 1e-7},
+        ("mean_squares", "mean_deltas"),
+        0.0,
+        True,
+    ),
     "AdamW": ("Adam", {**ADAM, "weight_decay": 0.01}, ("m", "v"), 0.0, True),
 }
 
@@ -61,7 +76,7 @@ def learner(kind: Kind) -> Learner:
     slots = {
         name: tuple(
             generator.uniform(0.5, 1.5, array.shape) * 1e-4 * (2 if name == "vhat" else 1)
-            if name in ("v", "vhat", "rms")
+            if name in ("v", "vhat", "rms", "squares", "u", "mean_squares", "mean_deltas")
             else generator.normal(size=array.shape) * 1e-3
             for array in arrays
         )

@@ -53,6 +53,7 @@ from ckpttool.graphs.torchscript import apply_operation
 from ckpttool.graphs.torchscript_translator import ScriptTranslator
 from ckpttool.graphs.weights import find_roles, number_calls
 from ckpttool.libraries.activation_orders import trace_graph_orders
+from ckpttool.libraries.graph_programs import lower_policy
 from tests.conftest import ROOT
 
 onnx = pytest.importorskip("onnx")
@@ -663,6 +664,8 @@ def test_roles_and_settings_of_weights(tmp_path: Path) -> None:
         "both": f(4, 4),
         "k": f(2, 1, 3),
         "t": f(4),
+        "g": f(4),
+        "h": f(4),
     }
     nodes = [
         N("MatMul", ["x", "w"], ["h"]),
@@ -671,7 +674,8 @@ def test_roles_and_settings_of_weights(tmp_path: Path) -> None:
         N("MatMul", ["j", "both"], ["o"]),
         N("Gemm", ["o", "both"], ["p"], transB=1),
         N("LayerNormalization", ["p", "t"], ["q"], epsilon=1e-3),
-        N("Unsqueeze", ["q", "axis"], ["r"]),
+        N("GroupNormalization", ["q", "g", "h"], ["e"], epsilon=1e-2, num_groups=2),
+        N("Unsqueeze", ["e", "axis"], ["r"]),
         N("Conv", ["r", "k"], ["y"], dilations=[2], kernel_shape=[3], pads=[2, 2]),
     ]
     graph = load(
@@ -680,9 +684,10 @@ def test_roles_and_settings_of_weights(tmp_path: Path) -> None:
     paths, roles = find_paths(graph), find_roles(graph)
     known = {name: roles[paths[name]][0] for name in constants if paths[name] in roles}
     # A matrix that is used in both orientations has no role.
-    assert known == {"w": "in_out", "v": "out_in", "b": "added", "s": "added", "k": "", "t": ""}
+    assert known == {"w": "in_out", "v": "out_in", "b": "added", "s": "added", "k": "", "t": "", "g": ""}
     assert roles[paths["k"]][1]["dilation"] == (2,)
     assert roles[paths["t"]][1]["epsilon"] == pytest.approx(1e-3)
+    assert roles[paths["g"]][1]["epsilon"] == pytest.approx(1e-2)
 
 
 def test_no_two_values_get_one_name() -> None:
@@ -728,7 +733,9 @@ def toy_tensorflow(_path: Path) -> Graph:
 def toy_row() -> Iterator[None]:
     caches = (spelled_operators, tensorflow.list_operations, torchscript.list_operations)
     table, spelling = list_operators(), OperatorNames(1, "toy", "Toy", "ToyV2")
-    operator("Toy", shapes=table["Abs"].shapes, kind="elementwise", spelling=spelling)(lambda x: 2 * x + 1)
+    expand = lambda add, number, x: add("Add", add("Mul", x, number(2)), number(1))  # noqa: E731
+    row = operator("Toy", shapes=table["Abs"].shapes, kind="elementwise", spelling=spelling, expand=expand)
+    row(lambda x: 2 * x + 1)
     for cache in caches:
         cache.cache_clear()
     yield
@@ -748,6 +755,53 @@ def test_one_row_adds_an_operator_to_every_language(read: Callable[[Path], Graph
     traced = trace_graph(graph, {})
     assert traced is not None
     assert [(call.output, call.macs) for call in traced.calls if call.kind == "Toy"] == [((2, 3), 0)]
+    (first, second) = lower_policy(graph, "actor", "toy.onnx").program.operations
+    assert (first.kind, first.value["scale"], first.value["shift"]) == ("affine", 2, 0)
+    assert (second.kind, second.value["scale"], second.value["shift"]) == ("affine", 1, 1)
+
+
+@pytest.mark.usefixtures("toy_row")
+def test_one_row_lets_an_operator_play(tmp_path: Path) -> None:
+    constants = {"w": f(3, 4), "v": f(4, 2)}
+    nodes = [N("MatMul", ["x", "w"], ["a"]), N("Toy", ["a"], ["b"]), N("MatMul", ["b", "v"], ["y"])]
+    graph = load(make_model(nodes, {"x": f(1, 3)}, constants), tmp_path / "toy.onnx")
+    x = f(1, 3)
+    with ckpttool.load_agent(str(tmp_path / "toy.onnx")) as agent:
+        np.testing.assert_allclose(agent.act(x), evaluate(graph, {"x": x})["y"], rtol=1e-6)
+
+
+# Inputs and attributes with which an operator is expanded, besides numbers of one shape and the defaults.
+EXPANDED: dict[str, list[tuple[list[np.ndarray], dict[str, Any]]]] = {
+    "Sum": [([f(2, 3)], {}), ([f(2, 3), f(3), f(2, 3)], {})],
+    "Mean": [([f(2, 3)], {}), ([f(2, 3), f(3), f(2, 3)], {})],
+    "Gelu": [([f(2, 3)], {"approximate": "tanh"})],
+    "Selu": [([f(2, 3)], {}), ([f(2, 3)], {"alpha": 1.5, "gamma": 1.2})],
+    "Celu": [([f(2, 3)], {}), ([f(2, 3)], {"alpha": 1.5})],
+    "HardSigmoid": [([3 * f(4, 9)], {}), ([3 * f(4, 9)], {"alpha": 0.3, "beta": 0.4})],
+    "Swish": [([f(2, 3)], {}), ([f(2, 3)], {"alpha": 1.702})],
+    "SwiGLU": [([f(2, 3), f(2, 3)], {}), ([f(2, 3), f(2, 3)], {"alpha": 1.5})],
+    "Gemm": [
+        ([f(2, 3), f(3, 4)], {}),
+        ([f(2, 3), f(3, 4), f(4)], {"alpha": 2.0, "beta": 0.5}),
+        ([f(3, 2), f(4, 3), f(2, 4)], {"transA": 1, "transB": 1}),
+    ],
+}
+
+
+@pytest.mark.parametrize("op", [name for name, row in list_operators().items() if row.expand is not None])
+def test_an_expansion_computes_what_its_operator_does(op: str) -> None:
+    row = list_operators()[op]
+    for inputs, attributes in EXPANDED.get(op, [([f(2, 3)], {})]):
+        build = GraphBuilder()
+        names = [build.unique_name("x") for _ in inputs]
+        numbers = lambda value: build.number(value, "float64")  # noqa: B023, E731
+        node = OperatorNode(op, tuple(names), ("y",), attributes)
+        result = row.expanded(node, build.one, numbers)
+        graph = build.graph([Value(name) for name in names], [Value(result)])
+        wide = [array.astype(np.float64) for array in inputs]
+        (expected,) = compute_node(node, wide)
+        actual = evaluate(graph, dict(zip(names, wide, strict=True)))[result]
+        np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.usefixtures("toy_row")

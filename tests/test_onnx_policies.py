@@ -194,6 +194,23 @@ def test_operators_of_all_versions(version: int, tmp_path: Path) -> None:
     runs_as_onnxruntime(exported(model, tmp_path / "policy.onnx", opset_version=version))
 
 
+EXPANDED: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "abs": lambda _m, x: x.abs(),
+    "gelu": lambda _m, x: nn.functional.gelu(x, approximate="tanh"),
+    "celu": lambda _m, x: nn.functional.celu(x, alpha=1.5),
+    "negative": lambda _m, x: -torch.tanh(-x),
+    "product": lambda m, x: torch.addmm(m.row, x, m.square, alpha=0.5, beta=2.0),
+}
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_operators_play_as_their_expansions(name: str, tmp_path: Path) -> None:
+    model = Policy(*mlp(), after=EXPANDED[name])
+    model.row, model.square = nn.Parameter(torch.randn(2)), nn.Parameter(torch.randn(2, 2))
+    path = exported(model, tmp_path / "policy.onnx", opset_version=20)
+    runs_as_onnxruntime(path)
+
+
 def test_images_go_through_convolutions(tmp_path: Path) -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.BatchNorm2d(8), nn.Conv2d(8, 4, (2, 3)),

@@ -69,7 +69,7 @@ def setup(
     """Return an optimizer with the state that gradients of size one leave after 40 updates."""
     generator = np.random.default_rng(7)
     shapes = [array.shape for title in titles for array in learner.arrays(title)]
-    positive = ("v", "vhat", "rms")
+    positive = ("v", "vhat", "rms", "squares", "u", "mean_squares", "mean_deltas")
     slots = {
         name: tuple(
             generator.uniform(0.5, 1.5, shape) + (name == "vhat")
@@ -146,6 +146,13 @@ LEARNERS: dict[str, Callable[[], Learner]] = {
     "A2C, RMSprop": lambda: on_policy(A2C, "RMSprop", _ROOT, "rms"),
     "TD3, RMSprop": lambda: deterministic(TD3, "RMSprop", _ROOT, "rms"),
     "DDPG, momentum": lambda: deterministic(DDPG, "SGD", _MOMENTUM, "buffer"),
+    "A2C, Adagrad": lambda: on_policy(
+        A2C, "Adagrad", {"learning_rate": 1e-3, "epsilon": 1e-7, "initial_accumulator_value": 0.1}, "squares"
+    ),
+    "PPO, Adamax": lambda: on_policy(PPO, "Adamax", ADAM, "m", "u"),
+    "TD3, Adadelta": lambda: deterministic(
+        TD3, "Adadelta", {"learning_rate": 0.1, "rho": 0.95, "epsilon": 1e-7}, "mean_squares", "mean_deltas"
+    ),
     "A2C, centered RMSprop with momentum": lambda: on_policy(
         A2C, "RMSprop", {**_ROOT, "momentum": 0.5}, "rms", "mg", "buffer"
     ),

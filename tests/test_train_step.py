@@ -14,7 +14,7 @@ import pytest
 from ckpttool.commands import verify
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.core import Leaf, UsageError, ValueLeaf, key, sidecar
+from ckpttool.core import Leaf, UnsupportedError, UsageError, ValueLeaf, key, sidecar
 from ckpttool.core import Path as TreePath
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.networks import (
@@ -288,20 +288,36 @@ def other_setting(name: str, value: float) -> Change:
     return change
 
 
-def as_rmsprop(leaves: Leaves, names: dict[str, TreePath]) -> None:
-    """Replace Adam by RMSprop, with Adam's second moments."""
-    for name, path in names.items():
-        if name.endswith("/exp_avg_sq"):
-            leaves[*path[:-1], key("square_avg")] = leaves[path]
-        if name.endswith("/param_groups/0/lr"):
-            group = path[:-1]
-            leaves |= {
-                (*group, key(setting)): ValueLeaf(value)
-                for setting, value in (("alpha", 0.99), ("momentum", 0), ("centered", False))
-            }
-        gone = ("/exp_avg", "/exp_avg_sq", "/betas/0", "/betas/1", "/amsgrad", "/fused")
-        if name.endswith((*gone, "decoupled_weight_decay")):
-            leaves.pop(path)
+# Slots of torch's optimizers that Adam's moments are renamed to, and settings of their groups.
+OTHER_OPTIMIZERS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "rmsprop": ({"exp_avg_sq": "square_avg"}, {"alpha": 0.99, "momentum": 0, "centered": False}),
+    "adagrad": ({"exp_avg_sq": "sum"}, {"lr_decay": 0, "initial_accumulator_value": 0}),
+    "adamax": ({"exp_avg_sq": "exp_inf", "exp_avg": "exp_avg"}, {}),
+    "adadelta": ({"exp_avg_sq": "square_avg", "exp_avg": "acc_delta"}, {"rho": 0.9}),
+}
+
+
+def as_other(kind: str) -> Change:
+    """Return the change of Adam to another optimizer, with Adam's moments, squared for sums of squares."""
+    slots, settings = OTHER_OPTIMIZERS[kind]
+
+    def change(leaves: Leaves, names: dict[str, TreePath]) -> None:
+        moved: Leaves = {}
+        for name, path in names.items():
+            own = name.rpartition("/")[2]
+            if name.endswith("/param_groups/0/lr"):
+                for setting, value in settings.items():
+                    moved[*path[:-1], key(setting)] = ValueLeaf(value)
+            if own in slots:
+                squared = leaf(np.square(array(leaves, path)), own) if slots[own] == "acc_delta" else None
+                moved[*path[:-1], key(slots[own])] = squared or leaves[path]
+            if own in ("exp_avg", "exp_avg_sq", "amsgrad", "fused", "decoupled_weight_decay") or (
+                "/betas/" in name and kind != "adamax"
+            ):
+                leaves.pop(path)
+        leaves |= moved
+
+    return change
 
 
 CRITICS = {"critic/q1", "critic/q2"}
@@ -349,18 +365,37 @@ class TestVerify:
         assert caught >= {(title, dtype) for title in wrong for dtype in update_comparison.BOUNDS}
         assert all(any(title in difference for difference in result.training.differences) for title in wrong)
 
-    def test_other_optimizers_than_adam_train(self, tmp_path: Path) -> None:
-        file = changed(TORCH_SAMPLE, tmp_path / "rmsprop.pt", as_rmsprop)
+    @pytest.mark.parametrize(
+        ("kind", "setting", "value"),
+        [
+            ("rmsprop", "alpha", 0.9),
+            ("adagrad", "eps", 1e-3),
+            ("adamax", "betas/1", 0.9),
+            ("adadelta", "rho", 0.5),
+        ],
+    )
+    def test_other_optimizers_than_adam_train(
+        self, tmp_path: Path, kind: str, setting: str, value: float
+    ) -> None:
+        file = changed(TORCH_SAMPLE, tmp_path / f"{kind}.pt", as_other(kind))
         verification = verify.verify(file, changed(file, tmp_path / "copy.pt", lambda *_: None), steps=2)
         assert verification.within
         assert verification.training is not None
         assert verification.training.algorithm == "TD3"
-        slower = changed(file, tmp_path / "slower.pt", other_setting("alpha", 0.9))
+        slower = changed(file, tmp_path / "slower.pt", other_setting(setting, value))
         verification = verify.verify(file, slower, steps=2)
         assert verification.training is not None
         wrong = {update.name for update in verification.training.moved if not update.within}
         assert wrong >= CRITICS
-        assert any("rho of critic" in difference for difference in verification.training.differences)
+        name = {"alpha": "rho", "eps": "epsilon", "betas/1": "beta_2"}.get(setting, setting)
+        assert any(f"{name} of critic" in difference for difference in verification.training.differences)
+
+    def test_a_learning_rate_that_decays_is_refused(self, tmp_path: Path) -> None:
+        file = changed(TORCH_SAMPLE, tmp_path / "adagrad.pt", as_other("adagrad"))
+        file = changed(file, tmp_path / "decaying.pt", other_setting("lr_decay", 0.1))
+        with pytest.raises(UnsupportedError) as caught:
+            verify.verify(file, file, steps=2)
+        assert caught.value.found == "Adagrad"
 
     def test_lost_state_is_named_even_if_updates_agree(self, tmp_path: Path) -> None:
         still = changed(TORCH_SAMPLE, tmp_path / "still.pt", other_setting("lr", 0.0))

@@ -433,8 +433,6 @@ _ROWS = (
     ),
 )
 LAYER_TYPES: Mapping[str, LayerType] = {row.name: row for row in _ROWS}
-# ONNX's operators that divide by a deviation, to which they add an epsilon.
-NORM_OPERATORS = frozenset(op for row in _ROWS if "epsilon" in row.settings for op in row.onnx)
 
 
 # Blocks of gates in a recurrent layer's tensors: input, forget, cell (g) and output; update (z), reset and

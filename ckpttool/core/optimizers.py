@@ -9,14 +9,17 @@ there.
 
 Sources: torch/optim/{adam,rmsprop,sgd,adagrad,adamax,adadelta}.py;
 keras/src/optimizers/{adam,adamw,rmsprop,sgd,adagrad,adamax,adadelta}.py, tf_keras's of the same names and
-legacy/*.py; tensorflow/python/training/{adam,rmsprop,momentum,adagrad}.py.
+legacy/*.py; tensorflow/python/training/{adam,rmsprop,momentum,adagrad}.py. Update rules: Adam and Adamax
+(Kingma and Ba, 2015), AMSGrad (Reddi et al., 2018), RMSprop (Hinton, 2012; centered: Graves, 2013), momentum
+(Sutskever et al., 2013), Adagrad (Duchi et al., 2011), Adadelta (Zeiler, 2012).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, lru_cache
+from typing import Any
 
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 
@@ -87,6 +90,57 @@ def _own_defaults(owner: str, values: Mapping[str, float | bool | None]) -> dict
     return {name: DefaultSetting(value, owner) for name, value in values.items()}
 
 
+# Returns what an update subtracts, without weight decay, and changes the slots: called with numpy or torch,
+# settings, the update's number from 1, gradient, slots. Adam's root is corrected; others add epsilon as Keras
+UpdateRule = Callable[[Any, Mapping[str, Any], int, Any, dict[str, Any]], Any]
+
+
+def _mean(slots: dict[str, Any], name: str, factor: float, value: Any) -> Any:
+    """Return a slot that is a running mean, with one more value."""
+    slots[name] = value = factor * slots[name] + (1 - factor) * value
+    return value
+
+
+def _update_adam(xp: Any, known: Mapping[str, Any], count: int, g: Any, slots: dict[str, Any]) -> Any:
+    beta_1, beta_2 = known["beta_1"], known["beta_2"]
+    m, v = _mean(slots, "m", beta_1, g), _mean(slots, "v", beta_2, g * g)
+    if "vhat" in slots:
+        v = slots["vhat"] = xp.maximum(slots["vhat"], v)
+    root = xp.sqrt(v / (1 - beta_2**count)) + known["epsilon"]
+    return known["learning_rate"] * m / (1 - beta_1**count) / root
+
+
+def _update_rmsprop(xp: Any, known: Mapping[str, Any], count: int, g: Any, slots: dict[str, Any]) -> Any:
+    v = _mean(slots, "rms", known["rho"], g * g)
+    v = v - _mean(slots, "mg", known["rho"], g) ** 2 if "mg" in slots else v
+    return _update_sgd(xp, known, count, g / xp.sqrt(v + known["epsilon"]), slots)
+
+
+def _update_sgd(_xp: Any, known: Mapping[str, Any], _count: int, g: Any, slots: dict[str, Any]) -> Any:
+    if BUFFER in slots:
+        slots[BUFFER] = known["momentum"] * slots[BUFFER] + g
+        g = g + known["momentum"] * slots[BUFFER] if known.get("nesterov") else slots[BUFFER]
+    return known["learning_rate"] * g
+
+
+def _update_adagrad(xp: Any, known: Mapping[str, Any], _count: int, g: Any, slots: dict[str, Any]) -> Any:
+    slots["squares"] = slots["squares"] + g * g
+    return known["learning_rate"] * g / xp.sqrt(slots["squares"] + known["epsilon"])
+
+
+def _update_adamax(xp: Any, known: Mapping[str, Any], count: int, g: Any, slots: dict[str, Any]) -> Any:
+    m = _mean(slots, "m", known["beta_1"], g)
+    slots["u"] = xp.maximum(known["beta_2"] * slots["u"], abs(g))
+    return known["learning_rate"] * m / (1 - known["beta_1"] ** count) / (slots["u"] + known["epsilon"])
+
+
+def _update_adadelta(xp: Any, known: Mapping[str, Any], _count: int, g: Any, slots: dict[str, Any]) -> Any:
+    squares = _mean(slots, "mean_squares", known["rho"], g * g)
+    delta = g * xp.sqrt(slots["mean_deltas"] + known["epsilon"]) / xp.sqrt(squares + known["epsilon"])
+    _mean(slots, "mean_deltas", known["rho"], delta * delta)
+    return known["learning_rate"] * delta
+
+
 @dataclass(frozen=True, eq=False)
 class OptimizerFamily:
     """One update rule for weights, and the names of its parts in each framework: a row of the table.
@@ -96,7 +150,8 @@ class OptimizerFamily:
     `tf1` is the class of TensorFlow 1, whose slots are `VARIABLE/NAME`, `VARIABLE/NAME_1`, ..., or "" for an
     optimizer whose slots are not read there; `tf1_settings` are its defaults. `snake` is Keras's name if it
     is not the class in lower case, `folded` the sign of the gradients in Keras's `velocity`. torch `counts`
-    updates; `zeros` means that slots start at zero. `epsilon` is a clause on where the frameworks add it.
+    updates; `zeros` means that slots start at zero. `epsilon` is a clause on where the frameworks add it,
+    `update` the update rule, None if only PyTorch trains with it.
     """
 
     name: str
@@ -111,6 +166,7 @@ class OptimizerFamily:
     counts: bool = True
     zeros: bool = True
     epsilon: str = ""
+    update: UpdateRule | None = None
 
     @property
     def torch_settings(self) -> dict[str, str]:
@@ -215,6 +271,7 @@ ADAM = OptimizerFamily(
     tf1="Adam",
     tf1_settings={"epsilon": 1e-8},
     epsilon="TensorFlow adds it before the bias correction, PyTorch after it",
+    update=_update_adam,
 )
 RMSPROP = OptimizerFamily(
     "RMSprop",
@@ -232,6 +289,7 @@ RMSPROP = OptimizerFamily(
     tf1_settings={"rho": 0.9, "momentum": 0.0, "epsilon": 1e-10},
     snake="rm_sprop",
     epsilon="TensorFlow adds it inside the square root, PyTorch outside",
+    update=_update_rmsprop,
 )
 SGD = OptimizerFamily(
     "SGD",
@@ -245,6 +303,7 @@ SGD = OptimizerFamily(
     tf1="Momentum",
     folded=-1,
     counts=False,
+    update=_update_sgd,
 )
 ADAGRAD = OptimizerFamily(
     "Adagrad",
@@ -258,6 +317,7 @@ ADAGRAD = OptimizerFamily(
     tf1_settings={"epsilon": 0.0},
     zeros=False,
     epsilon="TensorFlow adds it inside the square root, PyTorch outside",
+    update=_update_adagrad,
 )
 ADAMAX = OptimizerFamily(
     "Adamax",
@@ -267,7 +327,8 @@ ADAMAX = OptimizerFamily(
     ),
     torch=(*_BETAS, "foreach", "maximize", "differentiable", "capturable"),
     arguments=("beta_1", "beta_2", "epsilon"),
-    epsilon="Keras adds it to the maximum, PyTorch to the gradient inside the maximum",
+    epsilon="Keras adds it to the maximum, PyTorch to the gradient inside it",
+    update=_update_adamax,
 )
 ADADELTA = OptimizerFamily(
     "Adadelta",
@@ -281,6 +342,7 @@ ADADELTA = OptimizerFamily(
     torch=("lr", "rho", "eps", "weight_decay", "maximize", "capturable", "foreach", "differentiable"),
     arguments=("rho", "epsilon"),
     changed={"rho": 0.95},
+    update=_update_adadelta,
 )
 FAMILIES = (ADAM, RMSPROP, SGD, ADAGRAD, ADAMAX, ADADELTA)
 # Optimizers of PyTorch that are trained (`verify --train-step`), but not converted.

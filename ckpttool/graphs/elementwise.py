@@ -9,7 +9,14 @@ from typing import Any
 from ckpttool.core import dtypes
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.graphs.operators import OperatorNames, broadcast_shape, operator, same_shape
+from ckpttool.graphs.operators import (
+    Combination,
+    Expansion,
+    OperatorNames,
+    broadcast_shape,
+    operator,
+    same_shape,
+)
 
 
 def error_function(x: np.ndarray) -> np.ndarray:
@@ -28,9 +35,15 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 def _elementwise(
     name: str, since: int = 1, result: str = ""
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    spelling = _SPELLINGS.get(name, OperatorNames(0))
+    spelling, kind = _SPELLINGS.get(name, OperatorNames(0)), _KINDS.get(name, "elementwise")
     return operator(
-        name, shapes=broadcast_shape, kind="elementwise", since=since, result=result, spelling=spelling
+        name,
+        shapes=broadcast_shape,
+        kind=kind,
+        since=since,
+        result=result,
+        spelling=spelling,
+        expand=_EXPANSIONS.get(name),
     )
 
 
@@ -44,6 +57,37 @@ def _define(name: str, function: Callable[..., Any] | str, *, result: str = "", 
     _elementwise(name, since, result)(compute)
 
 
+def _expand_sum(add: Callable[..., str], _number: Callable[..., str], first: str, *others: str) -> str:
+    for name in others:
+        first = add("Add", first, name)
+    return first
+
+
+def _expand_gelu(add: Callable[..., str], number: Callable[..., str], x: str, *, approximate: str) -> str:
+    if approximate != "tanh":
+        raise UnsupportedError("an unknown approximation of GELU", found=approximate)
+    cube = add("Mul", add("Mul", add("Mul", x, x), x), number(0.044715))
+    inner = add("Tanh", add("Mul", add("Add", x, cube), number(math.sqrt(2 / math.pi))))
+    return add("Mul", add("Mul", x, number(0.5)), add("Add", inner, number(1)))
+
+
+_EXPANSIONS: dict[str, Expansion] = {
+    "Neg": lambda add, number, x: add("Mul", x, number(-1)),
+    "Abs": lambda add, _number, x: add("Add", add("Relu", x), add("Relu", add("Neg", x))),
+    "Sum": _expand_sum,
+    "Mean": lambda add, number, *names: add("Div", add("Sum", *names), number(len(names))),
+    "Gelu": _expand_gelu,
+    "Selu": lambda add, number, x, *, alpha, gamma: add("Mul", add("Elu", x, alpha=alpha), number(gamma)),
+    "Celu": lambda add, number, x, *, alpha: add(
+        "Mul", add("Elu", add("Div", x, number(alpha))), number(alpha)
+    ),
+    "HardSigmoid": lambda add, number, x, *, alpha, beta: add(
+        "Clip", add("Add", add("Mul", x, number(alpha)), number(beta)), number(0), number(1)
+    ),
+    "Swish": lambda add, number, x, *, alpha: add("Mul", x, add("Sigmoid", add("Mul", x, number(alpha)))),
+    "SwiGLU": lambda add, _number, gate, x, *, alpha: add("Mul", add("Swish", gate, alpha=alpha), x),
+}
+_KINDS: dict[str, Combination] = {"Mul": "scaling", "PRelu": "scaling", "Clip": "first"}
 _SPELLINGS = {
     **{
         name: OperatorNames(1, name.lower(), name, name)
@@ -262,7 +306,7 @@ def _gelu(x: np.ndarray, *, approximate: str = "none") -> np.ndarray:
     return (0.5 * x * (1 + inner)).astype(x.dtype)
 
 
-@operator("Dropout", shapes=lambda call: [call.shape(0)] * 2, kind="elementwise", since=7)
+@operator("Dropout", shapes=lambda call: [call.shape(0)] * 2, kind="first", since=7)
 def _dropout(
     x: np.ndarray,
     ratio: np.ndarray | None = None,  # noqa: ARG001  # for training only
@@ -313,7 +357,7 @@ def _cast_to_powers(x: np.ndarray, target: np.dtype, round_mode: str) -> np.ndar
     return exponent.astype(np.uint8).view(target)
 
 
-@operator("CastLike", shapes=same_shape, kind="elementwise")
+@operator("CastLike", shapes=same_shape, kind="first")
 def _cast_like(x: np.ndarray, like: np.ndarray, *, saturate: int = 1, round_mode: str = "up") -> np.ndarray:
     return np.asarray(cast(x, to=like.dtype.name, saturate=saturate, round_mode=round_mode))
 

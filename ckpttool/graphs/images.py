@@ -148,7 +148,7 @@ def _interpolation_matrix(
     return matrix
 
 
-@operator("Resize", shapes=_resize_shape)
+@operator("Resize", shapes=_resize_shape, kind="window")
 def _resize(
     x: np.ndarray,
     roi: np.ndarray | None = None,

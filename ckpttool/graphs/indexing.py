@@ -10,7 +10,14 @@ from ckpttool.core import dtypes
 from ckpttool.core.dtypes import np
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf
-from ckpttool.graphs.operators import OperatorCall, ShapeRule, broadcast_shapes, operator, require_size
+from ckpttool.graphs.operators import (
+    Movement,
+    OperatorCall,
+    ShapeRule,
+    broadcast_shapes,
+    operator,
+    require_size,
+)
 
 
 def integers(array: np.ndarray | Sequence[int]) -> list[int]:
@@ -20,9 +27,9 @@ def integers(array: np.ndarray | Sequence[int]) -> list[int]:
 
 
 def _movement(
-    *names: str, data: int = 1, since: int = 1, shapes: ShapeRule | None = None
+    name: str, kind: Movement = "movement", since: int = 1, shapes: ShapeRule | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return operator(*names, kind="movement", data=data, since=since, shapes=shapes)
+    return operator(name, kind=kind, since=since, shapes=shapes)
 
 
 def _reshaped(shape: Shape, listed: np.ndarray | Sequence[int], allowzero: int) -> Shape:
@@ -39,6 +46,7 @@ def _reshaped(shape: Shape, listed: np.ndarray | Sequence[int], allowzero: int) 
 
 @_movement(
     "Reshape",
+    "reshape",
     since=5,
     shapes=lambda call: [_reshaped(call.shape(0), call.value(1), call.get("allowzero"))],
 )
@@ -46,7 +54,7 @@ def _reshape(x: np.ndarray, shape: np.ndarray, *, allowzero: int = 0) -> np.ndar
     return x.reshape(_reshaped(x.shape, shape, allowzero))
 
 
-@_movement("Flatten")
+@_movement("Flatten", "reshape")
 def _flatten(x: np.ndarray, *, axis: int = 1) -> np.ndarray:
     if not -x.ndim <= axis <= x.ndim:
         raise ValueError(axis)
@@ -54,12 +62,12 @@ def _flatten(x: np.ndarray, *, axis: int = 1) -> np.ndarray:
     return x.reshape(first, x.size // first if first else math.prod(x.shape[axis:]))
 
 
-@_movement("Squeeze")
+@_movement("Squeeze", "reshape")
 def _squeeze(x: np.ndarray, axes: np.ndarray | None = None) -> np.ndarray:
     return x.squeeze(None if axes is None else tuple(integers(axes)))
 
 
-@_movement("Unsqueeze")
+@_movement("Unsqueeze", "reshape")
 def _unsqueeze(x: np.ndarray, axes: np.ndarray) -> np.ndarray:
     return np.expand_dims(x, tuple(integers(axes)))
 
@@ -72,7 +80,7 @@ def _transposed_shape(call: OperatorCall) -> Sequence[Shape]:
     return [tuple(shape[axis] for axis in axes)]
 
 
-@_movement("Transpose", shapes=_transposed_shape)
+@_movement("Transpose", "transpose", shapes=_transposed_shape)
 def _transpose(x: np.ndarray, *, perm: Sequence[int] | None = None) -> np.ndarray:
     return x.transpose(tuple(perm) if perm is not None else None)
 
@@ -85,13 +93,13 @@ def _concatenated_shape(call: OperatorCall) -> Sequence[Shape]:
     return [(*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])]
 
 
-@_movement("Concat", data=1 << 30, since=4, shapes=_concatenated_shape)
+@_movement("Concat", "join", since=4, shapes=_concatenated_shape)
 def _concat(*arrays: np.ndarray, axis: int = 0) -> np.ndarray:
     require_size([sum(array.size for array in arrays)])
     return np.concatenate(arrays, axis)
 
 
-@_movement("Split")
+@_movement("Split", "extent")
 def _split(
     x: np.ndarray,
     split: np.ndarray | None = None,
@@ -112,7 +120,7 @@ def _split(
     return tuple(np.split(x, np.cumsum(sizes)[:-1], axis))
 
 
-@_movement("Slice")
+@_movement("Slice", "extent")
 def _slice(
     x: np.ndarray,
     starts: np.ndarray,
@@ -136,7 +144,7 @@ def _slice(
     return x[tuple(position)]
 
 
-@_movement("Gather")
+@_movement("Gather", "lookup")
 def _gather(x: np.ndarray, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
     axis = axis % x.ndim
     require_size([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
@@ -190,7 +198,7 @@ def _scatter_elements(
     return _put(x.copy(), _element_positions(x, indices, axis), updates, reduction)
 
 
-@operator("ScatterND", shapes=lambda call: [call.shape(0)])
+@operator("ScatterND", shapes=lambda call: [call.shape(0)], kind="scatter")
 def _scatter_slices(
     x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, reduction: str = "none"
 ) -> np.ndarray:
@@ -223,13 +231,13 @@ def _expand(x: np.ndarray, shape: np.ndarray) -> np.ndarray:
     return np.broadcast_to(x, extents)
 
 
-@_movement("Tile", since=6)
+@_movement("Tile", "extent", since=6)
 def _tile(x: np.ndarray, repeats: np.ndarray) -> np.ndarray:
     require_size([extent * count for extent, count in zip(x.shape, integers(repeats), strict=True)])
     return np.tile(x, integers(repeats))
 
 
-@_movement("DepthToSpace")
+@_movement("DepthToSpace", "shuffle")
 def _depth_to_space(x: np.ndarray, *, blocksize: int = 0, mode: str = "DCR") -> np.ndarray:
     rows, depth, *extents = x.shape
     count = len(extents)
@@ -245,7 +253,7 @@ def _depth_to_space(x: np.ndarray, *, blocksize: int = 0, mode: str = "DCR") -> 
     return moved.reshape(rows, rest, *(extent * blocksize for extent in extents))
 
 
-@_movement("SpaceToDepth")
+@_movement("SpaceToDepth", "shuffle")
 def _space_to_depth(x: np.ndarray, *, blocksize: int = 0, mode: str = "DCR") -> np.ndarray:
     rows, depth, *extents = x.shape
     count = len(extents)
@@ -294,7 +302,7 @@ def pad_widths(pads: Sequence[int], axes: Sequence[int] | None, rank: int) -> li
     return widths
 
 
-@_movement("Pad")
+@_movement("Pad", "extent")
 def _pad(
     x: np.ndarray,
     pads: np.ndarray,

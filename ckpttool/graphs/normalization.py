@@ -29,7 +29,7 @@ def _batch_norm_shape(call: OperatorCall) -> Sequence[Shape]:
     return [*_channels_shape(call), *[call.shape(3)] * (len(call.node.outputs) - 1)]
 
 
-@operator("BatchNormalization", shapes=_batch_norm_shape, since=7)
+@operator("BatchNormalization", shapes=_batch_norm_shape, kind="norm", since=7)
 def _batch_norm(
     x: np.ndarray,
     scale: np.ndarray,
@@ -63,7 +63,7 @@ def normalize(x: np.ndarray, axes: tuple[int, ...], epsilon: float) -> np.ndarra
     return np.asarray(centered / np.sqrt(variance + np.asarray(epsilon, x.dtype)))
 
 
-@operator("InstanceNormalization", shapes=_channels_shape)
+@operator("InstanceNormalization", shapes=_channels_shape, kind="channelwise")
 def _instance_norm(
     x: np.ndarray, scale: np.ndarray, bias: np.ndarray, *, epsilon: float = 1e-5
 ) -> np.ndarray:
@@ -71,7 +71,7 @@ def _instance_norm(
     return (normal * _per_channel(scale, x.ndim) + _per_channel(bias, x.ndim)).astype(x.dtype)
 
 
-@operator("GroupNormalization", shapes=_channels_shape, since=21)
+@operator("GroupNormalization", shapes=_channels_shape, kind="channelwise", since=21)
 def _group_norm(
     x: np.ndarray,
     scale: np.ndarray,
@@ -94,7 +94,7 @@ def _layer_norm_shape(call: OperatorCall) -> Sequence[Shape]:
     return [shape, *[(*shape[:axis], *[1] * (len(shape) - axis))] * (len(call.node.outputs) - 1)]
 
 
-@operator("LayerNormalization", shapes=_layer_norm_shape)
+@operator("LayerNormalization", shapes=_layer_norm_shape, kind="norm")
 def _layer_norm(
     x: np.ndarray,
     scale: np.ndarray,
@@ -113,7 +113,7 @@ def _layer_norm(
     return (result if bias is None else result + bias).astype(x.dtype), mean, inverse
 
 
-@operator("RMSNormalization", shapes=_layer_norm_shape)
+@operator("RMSNormalization", shapes=_layer_norm_shape, kind="norm")
 def _root_mean_square_norm(
     x: np.ndarray, scale: np.ndarray, *, axis: int = -1, epsilon: float = 1e-5, stash_type: str = "float32"
 ) -> np.ndarray:
@@ -130,7 +130,7 @@ def _mean_variance_norm(x: np.ndarray, *, axes: Sequence[int] = (0, 2, 3)) -> np
     return (centered / (deviation + np.asarray(1e-9, x.dtype))).astype(x.dtype)
 
 
-@operator("LpNormalization", shapes=same_shape)
+@operator("LpNormalization", shapes=same_shape, kind="channelwise")
 def _power_norm(x: np.ndarray, *, axis: int = -1, p: int = 2) -> np.ndarray:
     total = np.abs(x) if p == 1 else np.square(x)
     norm: Any = total.sum(axis, keepdims=True)

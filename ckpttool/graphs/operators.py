@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ckpttool.core import limits
 from ckpttool.core.deferred import NamedTuple
@@ -26,7 +26,11 @@ MODULES = (
 )
 # Operators that run graphs (graphs/interpreter.py).
 CONTROL = frozenset(("If", "Loop", "Scan"))
-Kind = Literal["elementwise", "movement", "other"]
+Combination = Literal["elementwise", "scaling", "first"]
+Movement = Literal["movement", "reshape", "transpose", "extent", "join", "lookup", "shuffle"]
+_Single = Literal["channelwise", "norm", "window", "product", "equation", "recurrent", "reduction", "scatter"]
+Kind = Combination | Movement | _Single | Literal["other"]
+COMBINATIONS, MOVEMENTS = frozenset(get_args(Combination)), frozenset(get_args(Movement))
 
 
 class UnknownValueError(LookupError):
@@ -62,6 +66,9 @@ class OperatorCall(NamedTuple):
 
 
 ShapeRule = Callable[[OperatorCall], Sequence[Shape]]
+# Adds nodes of other operators: called with `add(operator, *inputs, **attributes)` and `number(value)`, which
+# return names of values, the names of the inputs, and all attributes of `compute`; returns the result's name.
+Expansion = Callable[..., str]
 
 
 class OperatorNames(NamedTuple):
@@ -81,15 +88,15 @@ _UNSPELLED = OperatorNames(0)
 
 
 class Operator(NamedTuple):
-    """One operator.
+    """One operator (see `operator`).
 
     `compute` takes the inputs (None if omitted) and, by keyword, the attributes, and returns an array, or
-    a tuple of them for several outputs. `shapes` returns the outputs' shapes. `macs` returns the number of
-    multiply-accumulate operations; it is None if they are not counted. `kind` is "elementwise" for
-    operators that combine the entries of broadcast inputs, and "movement" for those that only move entries
-    of inputs 0 to `data` - 1; the other inputs of these are positions and sizes. `since` is the first
-    version of the operator set with this meaning. `result` is the type of the outputs, "" for that of the
-    inputs, and for a type that depends on an attribute.
+    a tuple of them for several outputs. `kind` is what it does with entries. Combining those of broadcast
+    inputs: "elementwise"; "scaling" if a weight has a number for each feature; "first" if the others are
+    settings. Moving those of the first input: "movement"; "reshape"; "transpose"; "extent" if every axis
+    stays where it is; "join" of all inputs; "lookup" of rows; "shuffle" between channels and pixels.
+    Computing: "channelwise"; a "norm" with a weight for each feature; a "window" over images; a "product"
+    with a matrix; an "equation" of axes; "recurrent"; a "reduction" of axes; "scatter" to positions.
     """
 
     name: str
@@ -97,15 +104,20 @@ class Operator(NamedTuple):
     shapes: ShapeRule | None
     macs: Callable[[OperatorCall, Sequence[Shape]], int] | None
     kind: Kind
-    data: int
     since: int
     result: str = ""
     spelling: OperatorNames = _UNSPELLED
+    expand: Expansion | None = None
 
     @property
     def defaults(self) -> Mapping[str, Any]:
         """The attributes by lowercase name, with their default values."""
         return getattr(self.compute, "__kwdefaults__", None) or {}
+
+    def expanded(self, node: OperatorNode, add: Callable[..., str], number: Callable[[float], str]) -> str:
+        """Return the result of a node by other operators, "" without an expansion (see Expansion)."""
+        settings = {name.lower(): value for name, value in node.attributes.items()}
+        return self.expand(add, number, *node.inputs, **{**self.defaults, **settings}) if self.expand else ""
 
 
 _TABLE: dict[str, Operator] = {}
@@ -116,28 +128,28 @@ def operator(
     shapes: ShapeRule | None = None,
     macs: Callable[[OperatorCall, Sequence[Shape]], int] | None = None,
     kind: Kind = "other",
-    data: int = 1,
     since: int = 1,
     result: str = "",
     spelling: OperatorNames = _UNSPELLED,
+    expand: Expansion | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add rows for operators, computed by the decorated function.
 
     Args:
         *names: ONNX's names of the operators.
         shapes: returns the shapes of the outputs.
-        macs: returns the number of multiply-accumulate operations.
-        kind: "elementwise" or "movement" of entries, else "other" (see Operator).
-        data: the number of inputs whose entries a movement moves; the others are positions and sizes.
+        macs: returns the number of multiply-accumulate operations; None if they are not counted.
+        kind: what it does with entries (see Operator).
         since: the first version of the operator set with this meaning.
-        result: the type of the outputs if it does not depend on the inputs and attributes.
+        result: the type of the outputs if it does not depend on the inputs and attributes, else "".
         spelling: its names in other languages.
+        expand: computes the same by other operators, by which it plays if policies have no rule for it.
     """
 
     def add(compute: Callable[..., Any]) -> Callable[..., Any]:
         cost = macs or (no_products if shapes is not None or kind != "other" else None)
         for name in names:
-            _TABLE[name] = Operator(name, compute, shapes, cost, kind, data, since, result, spelling)
+            _TABLE[name] = Operator(name, compute, shapes, cost, kind, since, result, spelling, expand)
         return compute
 
     return add
@@ -208,7 +220,7 @@ def compute_node(node: OperatorNode, arrays: Sequence[np.ndarray | None]) -> tup
     shapes = [None if array is None else array.shape for array in arrays]
     try:
         # A movement has as many entries as its input, or requires their number to be small.
-        if row.shapes is not None and row.kind != "movement":
+        if row.shapes is not None and row.kind not in MOVEMENTS:
             for shape in row.shapes(OperatorCall(node, shapes, lambda number: _input_value(arrays, number))):
                 require_size(shape)
         if "outputs" in row.defaults:

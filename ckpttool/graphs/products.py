@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ckpttool.core.dtypes import np
@@ -30,7 +30,13 @@ def matmul_macs(call: OperatorCall, outputs: Sequence[Shape]) -> int:
     return math.prod(outputs[0]) * call.shape(0)[-1]
 
 
-@operator("MatMul", shapes=matmul_shape, macs=matmul_macs, spelling=OperatorNames(2, keras="Matmul"))
+@operator(
+    "MatMul",
+    shapes=matmul_shape,
+    macs=matmul_macs,
+    kind="product",
+    spelling=OperatorNames(2, keras="Matmul"),
+)
 def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     # Products of types that ml_dtypes adds are float32.
     return np.asarray(np.matmul(a, b)).astype(a.dtype)
@@ -49,7 +55,22 @@ def _gemm_macs(call: OperatorCall, outputs: Sequence[Shape]) -> int:
     return math.prod(outputs[0]) * call.shape(0)[0 if call.get("transA") else 1]
 
 
-@operator("Gemm", shapes=_gemm_shape, macs=_gemm_macs)
+def _expand_gemm(add: Callable[..., str], number: Callable[..., str], *names: str, **settings: float) -> str:
+    """Add a product of matrices, with factors only if they are not 1."""
+
+    def scaled(name: str, factor: str) -> str:
+        value = settings[factor]
+        return name if value == 1 else add("Mul", name, number(value))
+
+    a, b = (
+        add("Transpose", name, perm=(1, 0)) if settings[turned] else name
+        for name, turned in zip(names, ("transa", "transb"), strict=False)
+    )
+    product = add("MatMul", a, scaled(b, "alpha"))
+    return add("Add", product, scaled(names[2], "beta")) if names[2:] and names[2] else product
+
+
+@operator("Gemm", shapes=_gemm_shape, macs=_gemm_macs, kind="product", expand=_expand_gemm)
 def _gemm(
     a: np.ndarray,
     b: np.ndarray,
@@ -106,7 +127,7 @@ def _einsum_macs(call: OperatorCall, outputs: Sequence[Shape]) -> int:  # noqa: 
     return math.prod(extents.values()) if len(shapes) > 1 else 0
 
 
-@operator("Einsum", shapes=_einsum_shape, macs=_einsum_macs)
+@operator("Einsum", shapes=_einsum_shape, macs=_einsum_macs, kind="equation")
 def _einsum(*arrays: np.ndarray, equation: str = "") -> np.ndarray:
     terms, result, _ = _einsum_terms(equation, [array.shape for array in arrays])
     letters = sorted({letter for term in terms for letter in term})

@@ -163,7 +163,7 @@ def _recurrent_macs(call: OperatorCall, outputs: Sequence[Shape]) -> int:  # noq
 def _define(name: str) -> None:
     gates, cell, usual = _CELLS[name]
 
-    @operator(name, shapes=_recurrent_shape, macs=_recurrent_macs, since=7)
+    @operator(name, shapes=_recurrent_shape, macs=_recurrent_macs, kind="recurrent", since=7)
     def compute(
         x: np.ndarray,
         w: np.ndarray,

@@ -69,7 +69,7 @@ def _define_reduction(name: str, function: Callable[..., Any]) -> None:
         chosen = _reduced_axes(axes, x.ndim, noop_with_empty_axes)
         return np.asarray(function(x, axis=chosen, keepdims=bool(keepdims))).astype(x.dtype)
 
-    operator(name, shapes=_reduced_shape)(compute)
+    operator(name, shapes=_reduced_shape, kind="reduction")(compute)
 
 
 for _name, _function in _REDUCTIONS.items():
@@ -139,7 +139,7 @@ operator("CumSum", shapes=same_shape)(_accumulate("add"))
 operator("CumProd", shapes=same_shape)(_accumulate("multiply"))
 
 
-@operator("Softmax", shapes=same_shape, spelling=OperatorNames(1, tensorflow="Softmax"))
+@operator("Softmax", shapes=same_shape, kind="channelwise", spelling=OperatorNames(1, tensorflow="Softmax"))
 def softmax(x: np.ndarray, *, axis: int = -1) -> np.ndarray:
     """Return exponentials divided by their sum along an axis."""
     wide = x.astype(np.float32) if x.dtype.itemsize < 4 else x
@@ -147,7 +147,9 @@ def softmax(x: np.ndarray, *, axis: int = -1) -> np.ndarray:
     return (powers / powers.sum(axis, keepdims=True)).astype(x.dtype)
 
 
-@operator("LogSoftmax", shapes=same_shape, spelling=OperatorNames(1, tensorflow="LogSoftmax"))
+@operator(
+    "LogSoftmax", shapes=same_shape, kind="channelwise", spelling=OperatorNames(1, tensorflow="LogSoftmax")
+)
 def log_softmax(x: np.ndarray, *, axis: int = -1) -> np.ndarray:
     """Return the logarithm of the softmax along an axis."""
     shifted = x - x.max(axis, keepdims=True, initial=-np.inf)

@@ -23,6 +23,7 @@ from ckpttool.graphs.graph import (
     UnknownShapeError,
 )
 from ckpttool.graphs.operators import (
+    MOVEMENTS,
     Operator,
     OperatorCall,
     UnknownValueError,
@@ -162,13 +163,13 @@ class ShapeTracer:
 
     def _move(self, node: OperatorNode, row: Operator) -> list[Shape]:
         """Return the shapes of an operator that moves entries, by moving placeholders."""
-        if row.kind != "movement":
+        if row.kind not in MOVEMENTS:
             raise UnknownValueError
         arrays: list[np.ndarray | None] = []
         for number, name in enumerate(node.inputs):
             if not name:
                 arrays.append(None)
-            elif number >= row.data:
+            elif number and row.kind != "join":
                 arrays.append(self._position(node, name))
             else:
                 shape = self.shape(name)
@@ -377,7 +378,7 @@ class _CallLister:
             return
         self.used.update(weights)
         # A translated operator is named by the part that is not a change of shape.
-        kinds = [node.op for node in computed if operator_kind(node.op) != "movement"]
+        kinds = [node.op for node in computed if operator_kind(node.op) not in MOVEMENTS]
         kind = (kinds or [computed[-1].op])[0]
         sources = tuple(number for number in inputs if number != len(self.calls))
         # The first result: a recurrent layer has its states after its output.

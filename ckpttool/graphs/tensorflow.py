@@ -36,7 +36,14 @@ from ckpttool.formats.tf_functions import (
 from ckpttool.formats.tf_saved_model_messages import FieldMeter, MetaGraph, type_name
 from ckpttool.graphs.builder import FUNCTION_NODES, ActivationNodes, GraphBuilder, body
 from ckpttool.graphs.graph import Graph, OpaqueError, OperatorNode, Value, require
-from ckpttool.graphs.operators import Operator, compute_node, find_operator, operator_kind, spelled_operators
+from ckpttool.graphs.operators import (
+    COMBINATIONS,
+    Operator,
+    compute_node,
+    find_operator,
+    operator_kind,
+    spelled_operators,
+)
 from ckpttool.mapping.rules import KEEP, Permute, Reshape, Rule, chain_rules
 
 _DEFAULT = "serving_default"
@@ -549,7 +556,7 @@ class FunctionTranslator:
             node = OperatorNode(op, tuple(names), tuple(f"output_{n}" for n in range(count)), settings)
             return [self.constant(np.asarray(value)) for value in compute_node(node, arrays)[:count]]
         outputs = self.build.add(op, names, count, **settings)
-        keeps = op in _CHANNELWISE or operator_kind(op) == "elementwise"
+        keeps = op in _CHANNELWISE or operator_kind(op) in COMBINATIONS
         if keeps and names[0] in self.channels:
             self.channels[outputs[0]] = self.channels[names[0]]
         dtype = (

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckpttool.core.activations import CallPlace
-from ckpttool.core.kinds import NORM_OPERATORS
 from ckpttool.core.tree import Path
 from ckpttool.graphs.graph import Graph, OperatorNode, Value
+from ckpttool.graphs.operators import operator_kind
 from ckpttool.mapping.rules import KEEP, Permute
 
 # Their results depend on the extents of their input, not on its values.
@@ -73,13 +73,9 @@ def _looks_up(graph: Graph, node: OperatorNode, weights: Mapping[str, frozenset[
     return positions is None or positions.shape != ()
 
 
-# What of a node's attributes distinguishes layers of one kind and shape, by the operator.
-_WINDOW = {"dilations": "dilation", "strides": "strides"}
-_SETTINGS: Mapping[str, Mapping[str, str]] = {
-    "Conv": _WINDOW,
-    "ConvTranspose": _WINDOW,
-    **{op: {"epsilon": "epsilon"} for op in NORM_OPERATORS},
-}
+# Attributes that distinguish layers of one kind and shape, by the setting's name, and kinds of these layers.
+_SETTINGS = {"dilation": "dilations", "strides": "strides", "epsilon": "epsilon"}
+_LAYERS = ("window", "norm", "channelwise")
 
 
 def find_roles(graph: Graph) -> dict[Path, tuple[str, Mapping[str, Any]]]:
@@ -130,8 +126,8 @@ class _WeightRoles:
                 self._matrices[node.outputs[0]] = path, turned != swaps
             elif node.op in ("MatMul", "Gemm") and second in self._matrices:
                 self._multiply(node, second, third)
-            elif node.op in _SETTINGS and (scale := self._paths.get(second)) is not None:
-                named = {own: node.attributes.get(name) for name, own in _SETTINGS[node.op].items()}
+            elif operator_kind(node.op) in _LAYERS and (scale := self._paths.get(second)) is not None:
+                named = {name: node.attributes.get(word) for name, word in _SETTINGS.items()}
                 known = {name: value for name, value in named.items() if value is not None}
                 self.settings.setdefault(scale, []).append(known)
             elif node.op == "Add" and not self._products.isdisjoint((first, second)):

@@ -109,7 +109,7 @@ def _add_bias(x: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     return x if bias is None else x + bias.reshape(-1, *[1] * (x.ndim - 2))
 
 
-@operator("Conv", shapes=conv_shape, macs=conv_macs)
+@operator("Conv", shapes=conv_shape, macs=conv_macs, kind="window")
 def convolve(
     x: np.ndarray,
     w: np.ndarray,
@@ -183,7 +183,7 @@ def _transposed_macs(call: OperatorCall, outputs: Sequence[Shape]) -> int:  # no
     return math.prod(call.shape(0)) * math.prod(call.shape(1)[1:])
 
 
-@operator("ConvTranspose", shapes=_transposed_shape, macs=_transposed_macs)
+@operator("ConvTranspose", shapes=_transposed_shape, macs=_transposed_macs, kind="window")
 def _transposed_conv(
     x: np.ndarray,
     w: np.ndarray,
@@ -270,7 +270,7 @@ class _PoolSettings(NamedTuple):
         return window
 
 
-@operator("MaxPool", shapes=_pool_shapes)
+@operator("MaxPool", shapes=_pool_shapes, kind="window")
 def _max_pool(
     x: np.ndarray,
     *,
@@ -303,7 +303,7 @@ def _max_pool(
     return np.asarray(best), (position + starts).astype(np.int64)
 
 
-@operator("AveragePool", shapes=_pool_shape)
+@operator("AveragePool", shapes=_pool_shape, kind="window")
 def _average_pool(
     x: np.ndarray,
     *,
@@ -328,7 +328,7 @@ def _average_pool(
     return np.asarray(total / sum(counted[..., *entries] for _, entries in window.offsets())).astype(x.dtype)
 
 
-@operator("LpPool", shapes=_pool_shape, since=2)
+@operator("LpPool", shapes=_pool_shape, kind="window", since=2)
 def _power_pool(
     x: np.ndarray,
     *,
@@ -351,17 +351,17 @@ def _global_shape(call: OperatorCall) -> Sequence[Shape]:
     return [(*shape[:2], *[1] * (len(shape) - 2))]
 
 
-@operator("GlobalAveragePool", shapes=_global_shape)
+@operator("GlobalAveragePool", shapes=_global_shape, kind="window")
 def _global_average(x: np.ndarray) -> np.ndarray:
     return np.asarray(x.mean(tuple(range(2, x.ndim)), keepdims=True))
 
 
-@operator("GlobalMaxPool", shapes=_global_shape)
+@operator("GlobalMaxPool", shapes=_global_shape, kind="window")
 def _global_maximum(x: np.ndarray) -> np.ndarray:
     return np.asarray(x.max(tuple(range(2, x.ndim)), keepdims=True))
 
 
-@operator("GlobalLpPool", shapes=_global_shape, since=2)
+@operator("GlobalLpPool", shapes=_global_shape, kind="window", since=2)
 def _global_power(x: np.ndarray, *, p: int = 2) -> np.ndarray:
     total = (np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True)
     return (total ** (1 / p)).astype(x.dtype)

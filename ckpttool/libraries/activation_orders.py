@@ -28,11 +28,17 @@ from ckpttool.core.activations import (
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError
-from ckpttool.core.kinds import NORM_OPERATORS
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf
 from ckpttool.graphs.graph import Graph, OperatorNode, read_graph
-from ckpttool.graphs.operators import compute_node, find_operator, is_known, operator_kind
+from ckpttool.graphs.operators import (
+    COMBINATIONS,
+    MOVEMENTS,
+    Kind,
+    compute_node,
+    is_known,
+    operator_kind,
+)
 from ckpttool.graphs.shapes import ShapeTracer
 from ckpttool.graphs.weights import find_roles, number_calls
 from ckpttool.libraries.recognize import KERAS_FORMATS, SAVER_FORMATS
@@ -308,19 +314,9 @@ def annotate_orders(tree: Tree, orders: Mapping[int, WeightUse], *, unknown: boo
     return Tree(leaves, tree.aliases, tree.containers)
 
 
-# Operators that keep the order of an image: a function of all entries, of a channel, or of a group of them.
-_SAME_ORDER = frozenset(
-    ("Softmax", "LogSoftmax", "InstanceNormalization", "GroupNormalization", "LpNormalization", "Dropout")
-)
-# Norms with a number for each feature that a layer makes.
-_NORMS = NORM_OPERATORS - _SAME_ORDER
-# Operators that may reorder an image's axes.
-_REORDERS = frozenset(("Transpose", "Einsum", "DepthToSpace", "SpaceToDepth", "ScatterND"))
-_RESHAPES = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
-# Operators that leave every axis where it is.
-_KEEPS_AXES = frozenset(("Pad", "Slice", "Split", "Tile"))
-# Elementwise operators with one number of a weight for each feature.
-_SCALES = frozenset(("Mul", "PRelu"))
+# Kinds of operators (graphs/operators.py) that may reorder an image's axes, and those that layers are.
+_REORDERING: frozenset[Kind | None] = frozenset(("transpose", "equation", "shuffle", "scatter"))
+_LAYERS: frozenset[Kind | None] = frozenset(("window", "product", "lookup", "norm", "recurrent"))
 
 
 class _TracedWeight(NamedTuple):
@@ -346,9 +342,9 @@ def trace_graph_orders(
 
     `channel` is the axis of channels of the framework's images; `opaque` is the order behind an operation
     that is not evaluated. Extents of inputs that are not fixed are taken as 1; where that does not fit, other
-    sizes are tried, and orders that depend on them are unknown. Operators that move entries are computed on
-    the numbers by the table (graphs/operators.py), elementwise ones keep them. What a layer takes and makes
-    is stated here; a result of another operator is not traced.
+    sizes are tried, and orders that depend on them are unknown. An operator's row states its kind
+    (graphs/operators.py): those that move entries are computed on the numbers, elementwise ones keep them. A
+    result of a kind without a rule is not traced.
     """
     if any(value.shape is None for value in graph.inputs):
         return _orders_of_failure(graph, tree) if opaque else {}
@@ -376,8 +372,8 @@ def trace_graph_orders(
 def _orders_of_failure(graph: Graph, tree: Tree) -> _Orders:
     """Return the orders of a graph that cannot be evaluated: unknown if it may reorder axes of images."""
     # A transposition at the place of a layer belongs to its translation.
-    layers = {node.place for node in graph.nodes if node.op in _ORDERS and node.op not in _REORDERS}
-    reorders = any(node.op in _REORDERS and node.place not in layers for node in graph.nodes)
+    layers = {node.place for node in graph.nodes if operator_kind(node.op) in _LAYERS}
+    reorders = any(operator_kind(node.op) in _REORDERING and node.place not in layers for node in graph.nodes)
     return mark_orders_unknown(tree) if reorders else {}
 
 
@@ -540,24 +536,25 @@ class _RecordedOrderReader:
         weights = [input_ for input_ in inputs if isinstance(input_, _TracedWeight)]
         first = weights[0] if weights else _TracedWeight((), shape)
         plain = _TracedWeight((), shape)
-        if operator_kind(node.op) == "elementwise":
+        kind = operator_kind(node.op)
+        if operator_kind(node.op) in COMBINATIONS:
             whole = [weight for weight in weights if weight.shape == shape and weight.paths]
             if all(_count_long(weight.shape) <= 1 for weight in weights):
                 return _TracedWeight(
                     tuple(dict.fromkeys(p for weight in weights for p in weight.paths)), shape
                 )
             return whole[0] if len(whole) == 1 else plain
-        if node.op == "Transpose" and first.part is None:
+        if kind == "transpose" and first.part is None:
             return first._replace(shape=shape)
-        if node.op == "Transpose" and len(shape) == _MATRIX:
+        if kind == "transpose" and len(shape) == _MATRIX:
             return first._replace(shape=shape, part=1 - (first.part or 0))
-        if node.op in _RESHAPES and first.part is None:
+        if kind == "reshape" and first.part is None:
             # A convolution over one axis may be one over two of which one has the extent 1.
             long = [[n for n in extents if n > 1] for extents in (first.shape, shape)]
             return first._replace(shape=shape) if long[0] == long[1] else plain
         if node.op == "Split" and len(shape) == _MATRIX and first.part is None:
             return first._replace(shape=shape, part=node.attributes.get("axis", 0) % _MATRIX)
-        if node.op == "Concat" and len(shape) > _MATRIX and node.attributes.get("axis") == 0:
+        if kind == "join" and len(shape) > _MATRIX and node.attributes.get("axis") == 0:
             # The directions of a recurrent layer.
             return _TracedWeight(tuple(p for weight in weights for p in weight.paths), shape)
         return plain
@@ -565,28 +562,26 @@ class _RecordedOrderReader:
     def _outputs(
         self, node: OperatorNode, inputs: _Inputs, inferred: Sequence[Shape | None]
     ) -> Sequence[_TracedValue]:
-        kind, rule = operator_kind(node.op), _ORDERS.get(node.op)
+        kind = operator_kind(node.op)
         untraced = [input_ for input_ in inputs if isinstance(input_, _UntracedActivation)]
-        if untraced and node.op not in ("MatMul", "Gemm", *_RECURRENT):
+        if untraced and kind not in ("product", "recurrent"):
             features = {value.features for value in untraced}
-            keeps = kind == "elementwise" or node.op in _SAME_ORDER or node.op in _NORMS
+            keeps = operator_kind(node.op) in COMBINATIONS or kind in ("channelwise", "norm")
             return [_UntracedActivation(features.pop() if keeps and len(features) == 1 else None)]
         shape = inferred[0] if inferred else None
         with suppress(ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
-            if rule is not None:
+            if (rule := _ORDERS.get(kind)) is not None:
                 return [rule(self, node, inputs, shape)]
-            if node.op in _SAME_ORDER:
-                return [self.tensor(inputs[0])]
-            if shape is not None and node.op.startswith("Reduce"):
-                return [self._reduced(node, inputs, shape)]
-            if shape is not None and kind == "elementwise":
-                return [self._combined(node, inputs)]
-            if shape is not None and kind == "movement":
+            if shape is not None and operator_kind(node.op) in MOVEMENTS:
                 return self.moved(node, inputs, inferred)
         return [_UntracedActivation()]
 
-    def _reduced(self, node: OperatorNode, inputs: _Inputs, shape: Shape) -> _Activation:
+    def reduced(
+        self, node: OperatorNode, inputs: _Inputs, shape: Shape | None
+    ) -> _Activation | _UntracedActivation:
         """Return the result of a reduction over axes, which is an image if one with channels is left."""
+        if shape is None:
+            return _UntracedActivation()
         x = self.tensor(inputs[0])
         if x.shape == shape:
             return x
@@ -599,18 +594,20 @@ class _RecordedOrderReader:
         removed = axes if len(shape) < len(x.shape) else ()
         return self.image(shape, x.channel - sum(axis < x.channel for axis in removed))
 
-    def _combined(self, node: OperatorNode, inputs: _Inputs) -> _Activation:
+    def combined(
+        self, node: OperatorNode, inputs: _Inputs, inferred: Shape | None
+    ) -> _Activation | _UntracedActivation:
         """Return the result of an elementwise operation on results broadcast to one shape."""
+        if inferred is None:
+            return _UntracedActivation()
         values = [self.tensor(input_) for input_ in inputs if input_ is not None]
-        # The bounds of a clip do not change the order, nor does the type of another tensor.
-        values = values[:1] if node.op in ("Clip", "CastLike") else values
         shape = np.broadcast_shapes(*(value.shape for value in values))
         whole = [value for value in values if value.shape == shape] or [self.fresh(shape)]
         output = next((value for value in whole if value.channel is not None), whole[0])
         for value in whole:
             if value is not output and (value.channel is None or value.channel != output.channel):
                 self.activations.link(output.entries, value.entries)
-        for weight in inputs if node.op in _SCALES else ():
+        for weight in inputs if operator_kind(node.op) == "scaling" else ():
             if not isinstance(weight, _TracedWeight) or _count_long(weight.shape) != 1:
                 continue
             # A norm multiplies each feature by one number.
@@ -623,15 +620,19 @@ class _RecordedOrderReader:
         self, node: OperatorNode, inputs: _Inputs, inferred: Sequence[Shape | None]
     ) -> list[_Activation | _UntracedActivation]:
         """Return entries in new positions, as the operator moves numbers."""
-        tensors = [self.tensor(value) for value in inputs[: find_operator(node.op).data] if value is not None]
+        tensors = [
+            self.tensor(value)
+            for value in (inputs if operator_kind(node.op) == "join" else inputs[:1])
+            if value is not None
+        ]
         x, shape = tensors[0], inferred[0] or ()
-        if node.op in _RESHAPES:
+        if (kind := operator_kind(node.op)) == "reshape":
             return [x if x.shape == shape else _Activation(shape, lambda: x.entries.reshape(shape))]
-        if node.op == "Transpose":
+        if kind == "transpose":
             perm = node.attributes.get("perm") or range(len(shape))[::-1]
             return [_transposed(x, [axis % len(shape) for axis in perm])]
-        channel = x.channel if node.op in _KEEPS_AXES else None
-        if node.op == "Concat":
+        channel = x.channel if kind == "extent" else None
+        if kind == "join":
             axis = node.attributes.get("axis", 0) % len(shape)
             channel = axis if {tensor.channel for tensor in tensors} == {axis} else None
         # Padding is 0, the number of no entry here; the value that pads is not an entry.
@@ -754,7 +755,9 @@ def _convolution(
     if not is_image:
         run.activations.take(x.entries, _CHANNEL)
     output = run.image(shape)
-    weight = inputs[1] if node.op in _CONVOLUTIONS and node.attributes.get("group", 1) == 1 else None
+    weight = (
+        inputs[1] if node.op in ("Conv", "ConvTranspose") and node.attributes.get("group", 1) == 1 else None
+    )
     if isinstance(weight, _TracedWeight) and weight.path is not None:
         run.convolutions.append((weight.path, output))
         if not is_image:
@@ -868,15 +871,17 @@ def _recurrent(
     return run.fresh(shape or ()) if traced else _UntracedActivation()
 
 
-_RECURRENT = ("LSTM", "GRU", "RNN")
-_CONVOLUTIONS = ("Conv", "ConvTranspose")
-_POOLS = ("MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "Resize")
-_ORDERS: dict[str, _OrderRule] = {
-    **dict.fromkeys((*_CONVOLUTIONS, *_POOLS), _convolution),
-    **dict.fromkeys(("MatMul", "Gemm"), _product),
-    "Einsum": _einsum,
-    "Gather": _gather,
-    **dict.fromkeys(_NORMS, _norm),
-    **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), _pixel_shuffle),
-    **dict.fromkeys(_RECURRENT, _recurrent),
+# By kinds of operators; movements without a rule are computed on numbers.
+_ORDERS: Mapping[Kind | None, _OrderRule] = {
+    "elementwise": _RecordedOrderReader.combined,
+    "scaling": _RecordedOrderReader.combined,
+    **dict.fromkeys(("first", "channelwise"), lambda run, _node, inputs, _shape: run.tensor(inputs[0])),
+    "norm": _norm,
+    "window": _convolution,
+    "product": _product,
+    "equation": _einsum,
+    "lookup": _gather,
+    "shuffle": _pixel_shuffle,
+    "recurrent": _recurrent,
+    "reduction": _RecordedOrderReader.reduced,
 }

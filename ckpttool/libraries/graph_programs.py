@@ -22,12 +22,11 @@ from ckpttool.core.errors import (
     abbreviate_list,
     suggest_networks,
 )
-from ckpttool.core.kinds import NORM_OPERATORS
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf, Path
 from ckpttool.graphs.builder import needed_nodes
 from ckpttool.graphs.graph import Graph, OperatorNode, Value
-from ckpttool.graphs.operators import operator_kind
+from ckpttool.graphs.operators import COMBINATIONS, operator_kind
 from ckpttool.libraries.model_steps import ChainStep
 from ckpttool.libraries.program_operators import (
     PARTIAL,
@@ -52,8 +51,6 @@ _ACTS_NOT = deferred.compile(
 )
 # Operators before the first layer that keep the number of entries, besides elementwise ones and norms.
 _KEEPING = frozenset(("Flatten", "Unsqueeze", "Transpose"))
-_CELLS = frozenset(("LSTM", "GRU"))
-_LAYERS = _CELLS | {"MatMul", "Gemm"}
 _NEXT = "/next"  # graphs/torchscript.py: what a buffer is overwritten with
 
 
@@ -164,7 +161,7 @@ class _GraphLowering:
     # Inputs.
 
     def _add_inputs(self) -> None:
-        cells = {name for node in self.graph.nodes if node.op in _CELLS for name in node.inputs[5:7]}
+        cells = {name for node in self.graph.nodes if _is_cell(node) for name in node.inputs[5:7]}
         states = [value for value in self.graph.inputs if value.name in cells]
         plain = [value for value in self.graph.inputs if value.name not in cells]
         if len(plain) != 1:
@@ -218,14 +215,15 @@ class _GraphLowering:
         known: Mapping[str, Any] = collections.ChainMap(probe.values, dict(self.graph.constants))
         for node in self.graph.nodes:
             others = [name for name in node.inputs if name and name not in names]
-            if names.isdisjoint(node.inputs) and node.op not in _CELLS:
+            if names.isdisjoint(node.inputs) and not _is_cell(node):
                 if known.keys() >= {*others}:
                     with contextlib.suppress(UnsupportedNodeError):
                         probe.lower(node)
                 continue
-            rows = operator_kind(node.op) == "elementwise" or node.op in NORM_OPERATORS
+            kind = operator_kind(node.op)
+            rows = operator_kind(node.op) in COMBINATIONS or kind in ("norm", "channelwise")
             for shape in filter(None, (known[name].shape for name in others if name in known)):
-                if node.op in _LAYERS:
+                if kind in ("product", "recurrent"):
                     # [in, out], or [directions, gates * units, in]
                     last = len(shape) == 3 or node.attributes.get("transB", 0)
                     return int(shape[-1 if last else 0])
@@ -398,6 +396,11 @@ class _GraphLowering:
             found=", ".join(filter(None, (reason, missing))),
             hint=self.hint,
         )
+
+
+def _is_cell(node: OperatorNode) -> bool:
+    """Return whether a node is a recurrent layer, whose sixth and seventh inputs are its states."""
+    return operator_kind(node.op) == "recurrent"
 
 
 def _match_chain(

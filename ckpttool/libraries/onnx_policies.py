@@ -16,7 +16,7 @@ from ckpttool.core.tree import Container, Leaf, Path, Tree, key
 from ckpttool.graphs import onnx
 from ckpttool.graphs.graph import Graph, OperatorNode
 from ckpttool.graphs.onnx import module_of_node, split_scope
-from ckpttool.graphs.operators import operator_kind
+from ckpttool.graphs.operators import COMBINATIONS, MOVEMENTS, operator_kind
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.mapping.layer_kinds import LayerFacts, LayerOption
 from ckpttool.mapping.layers import describe_table
@@ -439,7 +439,9 @@ def _module_of_tensor(stored: str) -> tuple[str, ...] | None:
 
 def _takes_settings(op: str) -> bool:
     """Return whether vectors are settings or factors of an operator, which no module of a state_dict has."""
-    return op == "Resize" or (op != "PRelu" and operator_kind(op) in ("elementwise", "movement"))
+    return op == "Resize" or (
+        op != "PRelu" and (operator_kind(op) in COMBINATIONS or operator_kind(op) in MOVEMENTS)
+    )
 
 
 def _sort_unused(

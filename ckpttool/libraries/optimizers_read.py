@@ -400,9 +400,10 @@ class CanonicalOptimizer:
     def slot_arrays(
         self, slot: str, weights: Iterable[Path], file: str, factor: float = 1.0
     ) -> tuple[np.ndarray, ...]:
-        """Return a slot for every weight, in float64; zeros, as in a new optimizer, if there is none."""
+        """Return a slot for every weight, in float64; that of a new optimizer if there is none."""
         import numpy as np
 
+        start = 0.0 if self.family.zeros else self.number("initial_accumulator_value") or 0.0
         arrays = []
         for weight in weights:
             leaf, owner = (
@@ -416,7 +417,7 @@ class CanonicalOptimizer:
                     file=file,
                     found=str(leaf.shape),
                 )
-            array = leaf.array().astype(np.float64) if isinstance(leaf, Leaf) else np.zeros(shape)
+            array = leaf.array().astype(np.float64) if isinstance(leaf, Leaf) else np.full(shape, start)
             arrays.append(array * factor)
         return tuple(arrays)
 

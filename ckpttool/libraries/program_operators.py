@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.deferred import NamedTuple, dataclass, field
@@ -18,7 +20,7 @@ from ckpttool.core.kinds import ACTIVATION_KINDS, ACTIVATIONS, gate_order
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Path
 from ckpttool.graphs.graph import Constant, Graph, OperatorNode
-from ckpttool.graphs.operators import compute_node, is_known
+from ckpttool.graphs.operators import Operator, compute_node, find_operator, is_known
 from ckpttool.libraries.model_steps import LayerTensors
 from ckpttool.libraries.schema import ProgramOperation
 from ckpttool.mapping.rules import KEEP, TRANSPOSE
@@ -227,7 +229,9 @@ class ProgramBuilder:
         return [self.operand(output.name, node) for output in branch.outputs]
 
     def _step(self, node: OperatorNode, operands: list[Any]) -> Any:
-        rule = _PATTERNS.get(node.op)
+        rule, row = _PATTERNS.get(node.op), find_operator(node.op)
+        if rule is None and node.op not in _RULES and row.expand is not None:
+            return self._expanded(node, row)
         if rule is not None and any(map(is_fragment, operands)):
             result = rule(self, node, *operands)
             if result is not None:
@@ -239,7 +243,27 @@ class ProgramBuilder:
         if node.op not in ("Reshape", "Expand") and any(getattr(one, "counts", False) for one in operands):
             return None
         rule = _RULES.get(node.op)
-        return None if rule is None else rule(self, node, *operands)
+        result = None if rule is None else rule(self, node, *operands)
+        return self._expanded(node, row) if result is None and row.expand is not None else result
+
+    def _expanded(self, node: OperatorNode, row: Operator) -> Operand | None:
+        """Return the value of a node as that of other operators; None if one of them is not a step."""
+        import numpy as np
+
+        names = (f"{node.outputs[0]}/{number}" for number in count())
+
+        def add(op: str, *inputs: str, **attributes: Any) -> str:
+            part = replace(node, op=op, inputs=inputs, outputs=(next(names),), attributes=attributes)
+            self.lower(part)
+            return part.outputs[0]
+
+        def number(value: float) -> str:
+            self.values[name := next(names)] = ProgramConstant(np.asarray(value, np.float64))
+            return name
+
+        with suppress(UnsupportedNodeError):
+            return self.values[row.expanded(node, add, number)]
+        return None
 
     def _folded(self, node: OperatorNode, operands: list[ProgramConstant | None]) -> Any:
         """Return the results of an operator on constants; a transposed tensor keeps its path."""
@@ -544,12 +568,6 @@ def _replaced(before: str, after: str) -> _Rule:
     return rule
 
 
-def _negated(_b: ProgramBuilder, _node: OperatorNode, part: Any) -> Any:
-    if not isinstance(part, PartialLayer):
-        return None
-    return part._replace(terms={name: _scaled(one, _constant(-1)) for name, one in part.terms.items()})
-
-
 def _mean_of_part(b: ProgramBuilder, node: OperatorNode, part: Any, axes: Any = None) -> Any:
     positions = _axes(node, axes)
     if isinstance(part, GroupedValues):
@@ -624,7 +642,6 @@ def _choose(b: ProgramBuilder, _node: OperatorNode, condition: Any, above: Any, 
 # Rules for inputs of which some may be parts of layers.
 _PATTERNS: Mapping[str, _Rule] = {
     **dict.fromkeys(_TERMS, _combine),
-    "Neg": _negated,
     "ReduceMean": _mean_of_part,
     "ReduceSum": _expected_value,
     "Softmax": _probabilities,
@@ -718,28 +735,6 @@ def _widened(b: ProgramBuilder, flow: ProgramValue, other: ProgramValue) -> Prog
     return b.dense(flow, ProgramConstant(np.ones((1, *other.shape)))) or flow
 
 
-def _sum(b: ProgramBuilder, node: OperatorNode, *flows: Any) -> Any:
-    """Return the sum or mean of several values."""
-    total: Any = flows[0]
-    for flow in flows[1:]:
-        both = isinstance(total, ProgramValue) and isinstance(flow, ProgramValue)
-        total = b.merge("add", total, flow) if both else None
-    return b.affine(total, 1 / len(flows), 0) if node.op == "Mean" and total is not None else total
-
-
-def _gemm(b: ProgramBuilder, node: OperatorNode, flow: Any, weight: Any, bias: Any = None) -> Any:
-    setting = node.attributes.get
-    if not isinstance(weight, ProgramConstant) or setting("transA", 0) or isinstance(bias, ProgramValue):
-        return None
-    if setting("transB", 0):
-        weight = weight._replace(array=weight.array.T, turned=not weight.turned)
-    if setting("alpha", 1.0) != 1.0:
-        weight = ProgramConstant(weight.array * setting("alpha"), weight.paths)
-    if bias is not None and setting("beta", 1.0) != 1.0:
-        bias = ProgramConstant(bias.array * setting("beta"), bias.paths)
-    return b.dense(flow, weight, bias) if not flow.ones else None
-
-
 def _einsum(b: ProgramBuilder, node: OperatorNode, flow: Any, kernel: Any) -> Any:
     left, _, result = str(node.attributes.get("equation")).replace(" ", "").partition("->")
     one, _, two = left.partition(",")
@@ -761,24 +756,18 @@ def _leaky_slope(b: ProgramBuilder, _node: OperatorNode, flow: Any, slopes: Any)
     return b.merge("add", b.activation(flow, "relu"), b.affine(below, -row, 0, slopes.paths))
 
 
-def _selu(b: ProgramBuilder, node: OperatorNode, flow: Any) -> Any:
-    usual = {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}
-    alpha, gamma = (node.attributes.get(name, number) for name, number in usual.items())
-    if all(math.isclose(*pair, rel_tol=1e-6) for pair in zip((alpha, gamma), usual.values(), strict=True)):
-        return b.activation(flow, "selu")
-    return b.elu(flow, alpha, gamma)
+def _plain(name: str) -> _Rule:
+    """Return the rule of an activation whose attributes must have their defaults."""
 
+    def rule(b: ProgramBuilder, node: OperatorNode, flow: Any) -> Any:
+        defaults = find_operator(node.op).defaults
+        for key, value in node.attributes.items():
+            usual = defaults[key.lower()]
+            if value != usual and (isinstance(value, str) or not math.isclose(value, usual, rel_tol=1e-6)):
+                return None
+        return b.activation(flow, name)
 
-def _hard_sigmoid(b: ProgramBuilder, node: OperatorNode, flow: Any) -> Any:
-    slope, offset = node.attributes.get("alpha", 0.2), node.attributes.get("beta", 0.5)
-    return b.clip(b.affine(flow, slope, offset), 0, 1)
-
-
-def _plain(name: str, setting: str = "", default: Any = None) -> _Rule:
-    """Return the rule of an activation whose setting must have its default."""
-    return lambda b, node, flow: (
-        b.activation(flow, name) if node.attributes.get(setting, default) == default else None
-    )
+    return rule
 
 
 def _erf(b: ProgramBuilder, node: OperatorNode, flow: Any) -> Any:
@@ -1100,27 +1089,19 @@ def _cell(b: ProgramBuilder, node: OperatorNode, *operands: Any) -> Any:
 _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("Identity", "Dropout", "Cast"), _same),
     **dict.fromkeys(("Add", "Sub", "Mul", "Div"), _arithmetic),
-    **dict.fromkeys(("Sum", "Mean"), _sum),
     **dict.fromkeys(("Clip", "Min", "Max"), _limit),
     **dict.fromkeys(("LSTM", "GRU"), _cell),
     **dict.fromkeys(("Shape", "Size"), _shape),
-    "Gemm": _gemm,
     "MatMul": lambda b, _node, flow, kernel: (
         b.dense(flow, kernel) if isinstance(flow, ProgramValue) else None
     ),
     "Einsum": _einsum,
     **{op: _plain(name) for name in ACTIVATIONS if (op := ACTIVATION_KINDS[name].onnx) and name != "linear"},
-    "Gelu": _plain("gelu", "approximate", "none"),
-    "Swish": _plain("silu", "alpha", 1.0),
     "LeakyRelu": lambda b, node, flow: b.activation(
         flow, "leaky_relu", float(node.attributes.get("alpha", 0.01))
     ),
     "Elu": lambda b, node, flow: b.elu(flow, node.attributes.get("alpha", 1.0)),
-    "Selu": _selu,
-    "Celu": lambda b, node, flow: b.elu(flow, 1.0) if node.attributes.get("alpha", 1.0) == 1.0 else None,
     "PRelu": _leaky_slope,
-    "HardSigmoid": _hard_sigmoid,
-    "Neg": lambda b, _node, flow: b.affine(flow, -1.0, 0),
     "Erf": _erf,
     "Greater": _compare,
     "ReduceMean": _mean,

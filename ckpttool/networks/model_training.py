@@ -489,7 +489,9 @@ def build_keras_optimizer(keras: Any, make: Callable[[], Any], variables: list[A
         # Keras converts a Python number to float32 before casting (keras/src/backend/tensorflow/core.py).
         value = getattr(optimizer, name, None)
         if dtype == "float64" and isinstance(value, (int, float)) and not isinstance(value, bool):
-            setattr(optimizer, name, np.float64(value))
+            # Adadelta's rho multiplies a variable of Keras, which NumPy would convert.
+            exact = keras.ops.convert_to_tensor if name == "rho" and hasattr(keras, "ops") else np.asarray
+            setattr(optimizer, name, exact(value, "float64")[()])
     return optimizer
 
 

@@ -44,7 +44,7 @@ from ckpttool.networks.network import (
 from ckpttool.networks.policy_training import (
     GradientEngine,
     Learner,
-    NumpyOptimizer,
+    TableOptimizer,
     layer_arrays,
     trained_arrays,
 )
@@ -450,7 +450,7 @@ class NumpyGradientEngine(GradientEngine):
     def __init__(self, learner: Learner) -> None:
         super().__init__(learner)
         self._nets, self._vectors = dict(learner.networks), dict(learner.vectors)
-        self._rules = {name: NumpyOptimizer(setup) for name, setup in learner.optimizers.items()}
+        self._rules = {name: TableOptimizer(setup) for name, setup in learner.optimizers.items()}
 
     def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
         """Return a network's output [batch, n]."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ckpttool.core.deferred import NamedTuple, dataclass
+from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.optimizers import FAMILIES, OptimizerFamily, epsilon_factor
 from ckpttool.networks import network as serial
 from ckpttool.networks.network import TRAINED, Dense, Layer, Network
@@ -70,7 +71,7 @@ class OptimizerSetup:
 
     `titles` are the networks and vectors that it trains, `slots` one array per trained array in that order,
     and `buffer` never includes the learning rate. `corrected` is Adam's place of epsilon (see
-    `epsilon_factor`). RMSprop adds it under the root, as Keras and Stable-Baselines3's RMSpropTFLike do.
+    `epsilon_factor`). Other optimizers add it where Keras does.
     `l2` is the factor of each array in the gradient (`+ l2 * w`).
     """
 
@@ -86,6 +87,11 @@ class OptimizerSetup:
     def row(self) -> OptimizerFamily:
         """The row of the table of optimizers."""
         return next(family for family in FAMILIES if family.name == self.family)
+
+    @property
+    def by_table(self) -> bool:
+        """Whether PyTorch's class adds epsilon elsewhere, so that the table's rule is used instead of it."""
+        return bool(self.row.epsilon) and self.family != "Adam"
 
     @property
     def choices(self) -> dict[str, float | bool]:
@@ -394,75 +400,31 @@ def clip_factor(gradients: Sequence[np.ndarray], limit: float | None) -> float:
     return min(1.0, limit / (norm + 1e-6))
 
 
-class NumpyOptimizer:
-    """One optimizer's update rule and state.
+class TableOptimizer:
+    """One optimizer's update rule from the table (core/optimizers.py), and its state.
 
-    Sources: Adam (Kingma and Ba, 2015), AMSGrad (Reddi et al., 2018), AdamW (Loshchilov and Hutter, 2019),
-    RMSprop (Hinton, 2012; centered: Graves, 2013), momentum (Sutskever et al., 2013), Adagrad (Duchi et al.,
-    2011).
+    `xp` is a module of array functions, numpy or torch.
     """
 
-    def __init__(self, setup: OptimizerSetup) -> None:
-        self._setup, self._count = setup, setup.step
-        self._slots = {name: list(arrays) for name, arrays in setup.slots.items()}
+    def __init__(self, setup: OptimizerSetup, xp: Any = np) -> None:
+        self._setup, self._count, self._xp = setup, setup.step, xp
+        self._slots = {name: [*map(xp.asarray, arrays)] for name, arrays in setup.slots.items()}
 
-    def step(self, weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def step(self, weights: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """Return the weights after one update."""
         self._count += 1
-        rule = _RULES[self._setup.family]
+        rule, known = self._setup.row.update, self._setup.settings
+        known = {**known, "epsilon": self._setup.epsilon_at(self._count, corrected=True)}
+        decay = known["learning_rate"] * known.get("weight_decay", 0.0)
         updated = []
         for number, (weight, g) in enumerate(zip(weights, gradients, strict=True)):
             slots = {name: arrays[number] for name, arrays in self._slots.items()}
-            updated.append(weight - rule(self._setup, self._count, g, weight, slots))
+            if rule is None:
+                raise UnsupportedError("an optimizer without an update rule", found=self._setup.family)
+            updated.append(weight - (decay * weight + rule(self._xp, known, self._count, g, slots)))
             for name, array in slots.items():
                 self._slots[name][number] = array
         return updated
-
-
-_Held = dict[str, np.ndarray]
-
-
-def _adam_step(setup: OptimizerSetup, count: int, g: np.ndarray, weight: np.ndarray, slots: _Held) -> Any:
-    known = setup.settings
-    beta_1, beta_2 = known["beta_1"], known["beta_2"]
-    slots["m"] = beta_1 * slots["m"] + (1 - beta_1) * g
-    slots["v"] = beta_2 * slots["v"] + (1 - beta_2) * g * g
-    v = slots["v"]
-    if "vhat" in slots:
-        v = slots["vhat"] = np.maximum(slots["vhat"], v)
-    root = np.sqrt(v / (1 - beta_2**count)) + setup.epsilon_at(count, corrected=True)
-    rate = known["learning_rate"]
-    return rate * known.get("weight_decay", 0.0) * weight + rate * slots["m"] / (1 - beta_1**count) / root
-
-
-def _rmsprop_step(setup: OptimizerSetup, _: int, g: np.ndarray, _w: np.ndarray, slots: _Held) -> Any:
-    known, rho = setup.settings, setup.settings["rho"]
-    slots["rms"] = rho * slots["rms"] + (1 - rho) * g * g
-    v = slots["rms"]
-    if "mg" in slots:
-        slots["mg"] = rho * slots["mg"] + (1 - rho) * g
-        v = v - slots["mg"] ** 2
-    update = g / np.sqrt(v + known["epsilon"])
-    if "buffer" in slots:
-        update = slots["buffer"] = known["momentum"] * slots["buffer"] + update
-    return known["learning_rate"] * update
-
-
-def _sgd_step(setup: OptimizerSetup, _: int, g: np.ndarray, _w: np.ndarray, slots: _Held) -> Any:
-    known = setup.settings
-    if "buffer" not in slots:
-        return known["learning_rate"] * g
-    slots["buffer"] = known["momentum"] * slots["buffer"] + g
-    nesterov = bool(known.get("nesterov"))
-    return known["learning_rate"] * (g + known["momentum"] * slots["buffer"] if nesterov else slots["buffer"])
-
-
-_RULES: Mapping[str, Callable[[OptimizerSetup, int, np.ndarray, np.ndarray, _Held], Any]] = {
-    "Adam": _adam_step,
-    "RMSprop": _rmsprop_step,
-    "SGD": _sgd_step,
-}
-SUPPORTED = tuple(_RULES)
 
 
 def write_records(value: Any, file: Path) -> dict[str, Any]:

@@ -189,7 +189,8 @@ class _KerasRule:
         dtype = variables[0].dtype
         self._optimizer = build_keras_optimizer(keras, self._make, variables, dtype)
         self._epsilon = tf.Variable(setup.settings.get("epsilon", 0.0), dtype=dtype, trainable=False)
-        if hasattr(self._optimizer, "epsilon"):
+        # Only Adam's changes with each update; some classes take no variable.
+        if setup.family == "Adam":
             self._optimizer.epsilon = self._epsilon
         self._optimizer.iterations.assign(setup.step)
         for edge, slot in setup.row.keras_lists.items():

@@ -20,6 +20,7 @@ from ckpttool.networks.policy_training import (
     GradientEngine,
     Learner,
     OptimizerSetup,
+    TableOptimizer,
     layer_arrays,
     without_values,
 )
@@ -452,35 +453,14 @@ class TorchGradientEngine(GradientEngine):
         return [_transpose_kernel(p.detach().numpy()).copy() for p in self._parameters(title)]
 
 
-class _RootRMSprop(torch.optim.RMSprop):
-    """RMSprop with epsilon under the root, as in Keras and Stable-Baselines3's RMSpropTFLike."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Make one update."""
-        del closure
-        for group in self.param_groups:
-            for p in group["params"]:
-                state, g = self.state[p], p.grad
-                state["square_avg"].mul_(group["alpha"]).addcmul_(g, g, value=1 - group["alpha"])
-                v = state["square_avg"]
-                if group["centered"]:
-                    state["grad_avg"].lerp_(g, 1 - group["alpha"])
-                    v = v.addcmul(state["grad_avg"], state["grad_avg"], value=-1)
-                update = g / (v + group["eps"]).sqrt()
-                if group["momentum"]:
-                    update = state["momentum_buffer"].mul_(group["momentum"]).add_(update)
-                p.add_(update, alpha=-group["lr"])
-
-
 class _TorchRule:
-    """One optimizer of torch.optim, starting from a given state."""
+    """One optimizer of torch.optim, or of the table, starting from a given state."""
 
     def __init__(self, setup: OptimizerSetup, parameters: list[torch.Tensor]) -> None:
         self._setup, self._count, self._parameters = setup, setup.step, parameters
+        self._table = TableOptimizer(setup, torch) if setup.by_table else None
         name = "AdamW" if setup.family == "Adam" and setup.settings.get("weight_decay") else setup.family
-        cls = _RootRMSprop if name == "RMSprop" else getattr(torch.optim, name)
-        self._optimizer = cls(parameters, lr=0.01)
+        self._optimizer = getattr(torch.optim, name)(parameters, lr=0.01)
         change_torch_optimizer(setup.row, self._optimizer, setup.choices)
         names = {name: stored for stored, name in setup.row.torch_slots.items()}
         for number, parameter in enumerate(parameters):
@@ -493,6 +473,12 @@ class _TorchRule:
     def step(self, gradients: Sequence[np.ndarray]) -> None:
         """Make one update."""
         self._count += 1
+        if self._table is not None:
+            weights = [_transpose_kernel(parameter.detach()) for parameter in self._parameters]
+            updated = self._table.step(weights, [*map(torch.asarray, gradients)])
+            for weight, value in zip(weights, updated, strict=True):
+                weight.copy_(value)
+            return
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = torch.tensor(_transpose_kernel(gradient))
         for group in self._optimizer.param_groups:
@@ -501,6 +487,6 @@ class _TorchRule:
         self._optimizer.step()
 
 
-def _transpose_kernel(array: np.ndarray) -> np.ndarray:
+def _transpose_kernel(array: Any) -> Any:
     """Convert a kernel to a weight or back: all trained arrays with two axes are dense layers'."""
     return array.T if array.ndim == 2 else array

@@ -28,7 +28,6 @@ from ckpttool.networks.policy_training import (
     LOG_STD,
     PPO,
     SAC,
-    SUPPORTED,
     TD3,
     TEMPERATURE,
     Learner,
@@ -210,7 +209,8 @@ class LearnerReader:
         weights = [path for title in titles for path in self._weights(title)]
         known = CanonicalOptimizer(name, self._tree, self._stated.get(name, {}), self._agent.binding.defaults)
         family = known.family.name
-        if family not in SUPPORTED or known.value("maximize") or known.number("decay"):
+        rates = ("decay", "lr_decay")
+        if known.family.update is None or known.value("maximize") or any(map(known.number, rates)):
             raise self._refused(f"{name} has an update rule that training steps do not support", family)
         self._assume(name, known, family)
         file = self._agent.checkpoint.path
@@ -222,7 +222,9 @@ class LearnerReader:
             settings["weight_decay"] = decays[0]
         names = [s.name for s in known.family.specs if not s.setting or known.value(s.setting)]
         slots = {slot: self._slot(known, slot, weights) for slot in names if slot != VELOCITY}
-        if family != "Adam" and (momentum := known.common_number("momentum", weights, file)):
+        if "momentum" in known.family.arguments and (
+            momentum := known.common_number("momentum", weights, file)
+        ):
             settings["momentum"] = momentum
             settings["nesterov"] = float(bool(known.value("nesterov")))
             slots["buffer"] = self._buffer(known, settings["learning_rate"], weights)
@@ -249,10 +251,8 @@ class LearnerReader:
             self.assumed.append(
                 f"no {name} in the checkpoint: training starts with a new {family} with {owner}'s defaults"
             )
-        if family == "RMSprop":
-            self.notes.append(
-                f"{name}: epsilon is added under the root, as Keras and Stable-Baselines3's RMSpropTFLike do"
-            )
+        if known.family.epsilon and family != "Adam":
+            self.notes.append(f"{name}: epsilon is added as Keras does ({known.family.epsilon})")
 
     def _weights(self, title: str) -> Iterator[Path]:
         """Yield the canonical paths of the trained arrays, in the order of the network's."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.optimizers import find_torch_row
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import display
 from ckpttool.evaluation.restore import read_any_sidecar
@@ -248,13 +249,6 @@ MISSING = (
     "loss scale and accumulated gradients",
 )
 _EVALUATION = "both models train in evaluation mode: dropout is off, batch norms use their stored statistics"
-# Where epsilon enters: keras/src/optimizers/NAME.py and torch/optim/NAME.py.
-_PLACES = {
-    "Adam": "Keras adds it to the root of the uncorrected second moment, PyTorch to the corrected one's",
-    "RMSprop": "Keras adds it under the root, PyTorch outside",
-    "Adagrad": "Keras adds it under the root, PyTorch outside",
-    "Adamax": "Keras adds it to the maximum, PyTorch to the gradient inside it",
-}
 _FIXES = {
     "Adam": "use examples/keras_adam.py, an Adam for PyTorch that places epsilon as Keras does",
     "RMSprop": "use RMSpropTFLike of Stable-Baselines3, which adds epsilon under the root",
@@ -611,7 +605,7 @@ class _TrainingComparison:
         if a.corrected != b.corrected and a.family == b.family and a.settings.get("epsilon"):
             if a.family == "Adam":
                 self.corrected = a.corrected
-            elif a.family in _PLACES and is_equal(a.settings["epsilon"], b.settings["epsilon"]):
+            elif _epsilon_clause(a.family) and is_equal(a.settings["epsilon"], b.settings["epsilon"]):
                 self.tiny = {"epsilon": _TINY}
 
     def _complete(self, has_optimizer: Sequence[bool]) -> None:
@@ -732,7 +726,7 @@ class _TrainingComparison:
                 fine = row.relative <= max(BOUNDS["float32"], own)
                 rows.append(replace(row, within=fine or row.rounding, rounding=row.rounding and not fine))
         a = self.a.state
-        text = f"epsilon, {a.settings['epsilon']:g}: {_PLACES[a.family]}"
+        text = f"epsilon, {a.settings['epsilon']:g}: {_epsilon_clause(a.family)}"
         fix = None if a.corrected else _FIXES.get(a.family)
         return EpsilonEffect(text, fix, max(rows, key=lambda row: (not row.within, row.relative)))
 
@@ -925,6 +919,12 @@ def is_equal(one: Any, other: Any) -> bool:
     if any(not isinstance(value, int | float) or isinstance(value, bool) for value in (one, other)):
         return bool(one == other) or (not one and not other)
     return math.isclose(float(one), float(other), rel_tol=2e-7, abs_tol=0)
+
+
+def _epsilon_clause(cls: str) -> str:
+    """Return where the frameworks add epsilon in a class of PyTorch, "" if in one place."""
+    row = find_torch_row(cls)
+    return "" if row is None else row.epsilon
 
 
 def _rounded_settings(a: OptimizerState, b: OptimizerState) -> dict[str, Any]:
