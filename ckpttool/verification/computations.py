@@ -69,6 +69,8 @@ _COMMUTATIVE = ("+", "*", "maximum", "==", "!=")
 _ACTIVATIONS = ("relu", "tanh", "sigmoid", "elu", "softplus", "softmax", "relu6", "selu", "leakyrelu")
 # They repeat numbers, and change nothing else.
 _REPEATED = ("expand", "BroadcastTo", "Tile", "repeat", "expand_as", "_to_copy", "Cast")
+# Their results depend on the shape of what they receive, not on its numbers.
+_SIZES = ("Shape", "Size", "Rank")
 _FEWEST_MATCHED = 2  # a single number occurs by chance
 _SMALL = 0.1
 _MOST_SHOWN, _MOST_TEXT, _DEEPEST, _DEEPEST_MATCHED = 4, 240, 7, 2
@@ -152,7 +154,7 @@ class RecordedCall:
         sources = {number: inputs for inputs, output in calls.values() for number in output}
         for number in sorted({*steps, *sources}):
             before = [*(steps[number].values if number in steps else ()), *sources.get(number, ())]
-            if not varying.isdisjoint(before):
+            if not varying.isdisjoint(before) and not (number in steps and steps[number].name in _SIZES):
                 varying.add(number)
         stored = {layer["path"] for layer in layers if layer["tensors"]}
         whole: dict[str, list[range]] = defaultdict(list)

@@ -61,6 +61,7 @@ from ckpttool.verification.inputs import (
     parse_named_shapes,
 )
 from ckpttool.verification.output_comparison import (
+    MANY_BITS,
     ComparisonRound,
     OutputNames,
     OutputResult,
@@ -70,6 +71,7 @@ from ckpttool.verification.output_comparison import (
     are_close,
     change_last_bits,
     changing_outputs,
+    is_smooth,
     measure_output,
     pair_outputs,
     run_network,
@@ -741,22 +743,22 @@ class _Rounds:
             comparison.results[:] = [self._measure(comparison, name, moved.get(name.a)) for name in names]
         return comparison
 
-    def _sensitivity(self, comparison: ComparisonRound) -> dict[str, np.ndarray]:
-        """Return how far A's float64 outputs move with the last bits of float inputs."""
+    def _sensitivity(self, comparison: ComparisonRound) -> dict[str, tuple[np.ndarray, bool]]:
+        """Return how far A's float64 outputs move with the last bits of float inputs, and if in proportion."""
         a, inputs = self._session.sides[0], self._session.inputs
         if not any(array.dtype.kind == "f" for array in inputs):
             return {}
-        self._session.give(change_last_bits(inputs))
+        plain, moves = comparison.exact[0] or {}, []
         try:
-            outputs, _ = a.run(exact=True, observe=False)
+            for bits in (1, MANY_BITS):
+                self._session.give(change_last_bits(inputs, bits))
+                outputs, _ = a.run(exact=True, observe=False)
+                same = {name: x for name, x in outputs.items() if name in plain and x.shape == plain[name].shape}
+                moves.append({name: np.nan_to_num(np.abs(x - plain[name])) for name, x in same.items()})
         finally:
             self._session.give(inputs)
-        plain = comparison.exact[0] or {}
-        return {
-            name: np.nan_to_num(np.abs(output - plain[name]))
-            for name, output in outputs.items()
-            if name in plain and output.shape == plain[name].shape
-        }
+        one, many = moves
+        return {name: (one[name], is_smooth(one[name], many[name])) for name in one.keys() & many.keys()}
 
     def _few_calls(
         self, calls: tuple[list[dict[str, Any]], list[dict[str, Any]]]
@@ -776,7 +778,7 @@ class _Rounds:
         return ([*keys[0]], [*keys[1]]) if size <= _MOST_BYTES else ([], [])
 
     def _measure(
-        self, comparison: ComparisonRound, names: OutputNames, sensitivity: np.ndarray | None = None
+        self, comparison: ComparisonRound, names: OutputNames, moved: tuple[np.ndarray, bool] | None = None
     ) -> OutputResult:
         exact = [
             None if values is None else values.get(key)
@@ -784,8 +786,9 @@ class _Rounds:
         ]
         other = None if exact[1] is None else move_channels(exact[1], names.how)
         outputs = comparison.outputs[0][names.a], move_channels(comparison.outputs[1][names.b], names.how)
+        sensitivity, smooth = (None, False) if moved is None else moved
         bounds = self._bound, self._tolerance, sensitivity
-        return measure_output(names.a, outputs, (exact[0], other), *bounds)
+        return measure_output(names.a, outputs, (exact[0], other), *bounds, smooth=smooth)
 
     def further(self, main: ComparisonRound) -> ComparisonRound:
         """Compare on further inputs; return the first round that differs, which the sides then have."""
