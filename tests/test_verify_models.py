@@ -196,7 +196,7 @@ EXPORTED = (
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> PlantedFaults:
     pytest.importorskip("onnx")
-    return PlantedFaults(tmp_path_factory.mktemp("exported"), EXPORTED, PORTED_FAULTS, programs=True)
+    return PlantedFaults(tmp_path_factory.mktemp("exported"), EXPORTED, PORTED_FAULTS, lambda _: PROGRAMS)
 
 
 @pytest.mark.tensorflow
@@ -237,8 +237,8 @@ def test_nearly_all_faults_of_ported_architectures_have_their_cause(
     programs: bool, least: tuple[float, float, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ["PYTHONPATH"])))
-    planted = PlantedFaults(tmp_path, [*PORTED_FAULTS], PORTED_FAULTS, programs=programs)
-    rows = list(planted.findings((lambda _: PROGRAMS) if programs else ported_faults.directions))
+    chosen = (lambda _: PROGRAMS) if programs else ported_faults.directions
+    rows = list(PlantedFaults(tmp_path, [*PORTED_FAULTS], PORTED_FAULTS, chosen).findings(chosen))
     assert len(rows) >= 300
     for name, share in zip(("detected", "layer_right", "cause_right"), least, strict=True):
         missing = [row for row in rows if not getattr(row, name)]

@@ -63,8 +63,12 @@ _WORDS = {
     **dict.fromkeys(("zeros_like", "ZerosLike"), "zeros"),
     **dict.fromkeys(("ones_like", "OnesLike"), "ones"),
 }
+# They move or choose numbers, and change none.
+_MOVING = ("slice", "rows", "transpose", "reshape", "part", "flip", "unsqueeze", "squeeze")
 # Their second argument is an axis.
 _ALONG = ("softmax", "log_softmax", "sum", "mean", "max", "min", "prod", "cumsum")
+# Their settings are numbers, no axes, borders or shapes.
+_VALUED = ("clip", "where", "leaky_relu", "elu")
 _COMMUTATIVE = ("+", "*", "maximum", "==", "!=")
 _ACTIVATIONS = ("relu", "tanh", "sigmoid", "elu", "softplus", "softmax", "relu6", "selu", "leakyrelu")
 # They repeat numbers, and change nothing else.
@@ -92,6 +96,29 @@ class _Step(NamedTuple):
     def settings(self) -> tuple[Any, ...]:
         """What else it receives, e.g. an axis."""
         return tuple(_plain(item) for item in self.inputs)
+
+
+def _canonical_step(step: _Step, steps: Mapping[int, _Step], arrays: Mapping[int, np.ndarray]) -> _Step:
+    """Return a step in the form that all libraries have: masks first, bounds of both sides in one step."""
+    name, inputs = step.name.removesuffix("_"), step.inputs
+    if name == "masked_fill":
+        return _Step("where", (inputs[1], inputs[0 if len(inputs) < 3 else 2], inputs[0]), step.part)
+    bounds = {"Maximum": "Minimum", "maximum": "minimum", "Max": "Min"}
+    lower = _split_bound(step, arrays) if name in bounds else None
+    before = steps.get(lower[0]) if lower is not None else None
+    upper = _split_bound(before, arrays) if before is not None and before.name == bounds[name] else None
+    if lower is None or upper is None:
+        return step
+    return _Step("clip", ({"value": upper[0]}, lower[1], upper[1]), step.part)
+
+
+def _split_bound(step: _Step, arrays: Mapping[int, np.ndarray]) -> tuple[int, Any] | None:
+    """Return what a step compares with a single number, and that number; None if it does not."""
+    sizes = [arrays[n].size if n in arrays else 0 for n in step.values]
+    if len(sizes) != 2 or 1 not in sizes or max(sizes) < _FEWEST_MATCHED:
+        return None
+    bound = sizes.index(1)
+    return step.values[1 - bound], {"value": step.values[bound]}
 
 
 def _iter_values(inputs: Any) -> Iterator[int]:
@@ -143,7 +170,7 @@ class RecordedCall:
                 inputs = tuple(row["given"])
                 if row["name"] == "IdentityN":  # each of its results is one of its inputs
                     inputs = inputs[part : part + 1]
-                steps[number] = _Step(row["name"], inputs, part)
+                steps[number] = _canonical_step(_Step(row["name"], inputs, part), steps, arrays)
                 # Another order of a named tensor has the same digest.
                 if not names.keys().isdisjoint(steps[number].values):
                     names.pop(number, None)
@@ -189,6 +216,7 @@ class OperationDifference:
         self._named = tuple(map(_named_values, self._sides))
         self.receiver: str | None = None
         self._deepest_match = _DEEPEST_MATCHED
+        self._bare = False
         # Libraries that name operations differently may also have other axes for the channels of an image.
         self._layouts = a.library != b.library
         self._moved_axes = self._layouts and "tensorflow" in (a.library, b.library)
@@ -270,7 +298,10 @@ class OperationDifference:
         name = step.name.removesuffix("_") if step.name.endswith("_") and len(step.name) > 3 else step.name
         if name.startswith("layer "):
             return step
-        return step._replace(name=_SIGNS.get(name, _WORDS.get(name, name.lower())))
+        name = _SIGNS.get(name, _WORDS.get(name, name.lower()))
+        if name == "rows" and call.varying.isdisjoint(step.values[1:]):
+            name = "slice"
+        return step._replace(name=name)
 
     def _origin(self, side: int, number: int, *, beyond: bool = False, moved: bool = False) -> int:
         """Return the value before operations that only repeat it or give it another shape.
@@ -315,7 +346,11 @@ class OperationDifference:
     def _values_before(self, a: int, b: int) -> list[tuple[int, int]] | None:
         """Return the values that both sides' operations receive, in pairs; None for other operations."""
         one, other = self._step(0, a), self._step(1, b)
-        if one is None or other is None or (one.name, one.part) != (other.name, other.part):
+        if one is None or other is None:
+            return None
+        if self._layouts and one.name in _MOVING and other.name in _MOVING:
+            return self._moved_values((a, one.values[0]), (b, other.values[0]))
+        if (one.name, one.part) != (other.name, other.part):
             return None
         values = [self._content(side, step) for side, step in enumerate((one, other))]
         if (one.settings != other.settings and not self._layouts) or len(values[0]) != len(values[1]):
@@ -327,6 +362,22 @@ class OperationDifference:
         ):
             values[1].reverse()
         return list(zip(*values, strict=True))
+
+    def _moved_values(self, a: tuple[int, int], b: tuple[int, int]) -> list[tuple[int, int]] | None:
+        """Return what two steps receive that only move or choose numbers, if both do the same with them."""
+        arrays = [call.arrays.get(n) for call, side in zip(self._sides, (a, b), strict=True) for n in side]
+        if any(array is None for array in arrays):
+            return None
+        after, before, moved, source = (np.asarray(array) for array in arrays)
+        if before.shape != source.shape or after.shape != moved.shape:
+            return None
+        order = np.argsort(before, axis=None, kind="stable")
+        index = np.searchsorted(before.reshape(-1)[order], after).clip(0, order.size - 1)
+        chosen = order[index]
+        if not np.array_equal(before.reshape(-1)[chosen], after):
+            return None
+        same = self._is_same(source.reshape(-1)[chosen], moved)
+        return [(a[1], b[1])] if same else None
 
     def _content(self, side: int, step: _Step) -> list[int]:
         """Return the values that a step receives; axes and shapes are values in TensorFlow only."""
@@ -349,12 +400,23 @@ class OperationDifference:
         one, other = self._sides[0].arrays[a], self._sides[1].arrays[b]
         # Of equal shapes that an image's other layout would change, the axes have the same numbers.
         alike = one.shape == other.shape and one.ndim > 2 and np.moveaxis(one, 1, -1).shape != one.shape
-        bare = [_without_axes(text, every=self._moved_axes and not alike) for text in texts]
+        bare = self._bare_texts(a, b, every=self._moved_axes and not alike)
         if self._layouts and (bare[0] == bare[1] or any(map(_is_cut, texts))):
             return None  # what differs is not in the formulas
         if one.size != other.size:
             texts = (f"{texts[0]} of shape {[*one.shape[1:]]}", f"{texts[1]} of shape {[*other.shape[1:]]}")
         return Cause(f"A computes {texts[0]}, B computes {texts[1]}", confirmed=True)
+
+    def _bare_texts(self, a: int, b: int, *, every: bool) -> list[str]:
+        """Return both formulas without axes, borders and shapes, which frameworks state in different ways.
+
+        `every`: also without the axes of sums and the like, whose numbers libraries with the same layouts
+        share.
+        """
+        self._bare = True
+        texts = [text.replace("1 * ", "") for text in self._texts(a, b)]
+        self._bare = False
+        return [_AXES.sub("", text) for text in texts] if every else texts
 
     def _texts(self, a: int, b: int) -> tuple[str, str]:
         """Return both formulas as deep as fits; equal parts are abbreviated, but not in the middle."""
@@ -409,20 +471,22 @@ class OperationDifference:
             return f"{array.flat[0]:g}"
         if number not in call.varying and (step is None or number not in self._named[side]):
             return _constant_text(array)
-        if step is None or deepest <= 0:
+        if step is None or deepest <= 0 or step.name.endswith("While"):
             return "..."
         reverse = step.name == "rsub"
         shown = "-" if reverse else _SIGNS.get(step.name.rstrip("_"), "")
+        bare = self._bare and not shown and _WORDS.get(step.name, step.name) not in _VALUED
         parts = [
             self._text(side, value, deepest - 1, inner=bool(shown), moved=moved)
             for value in step.values
             if shown
             or value in call.varying
             or value in self._named[side]
-            or _is_short(call.arrays.get(value))
             or _is_mask(call.arrays.get(value))
+            or (_is_short(x := call.arrays.get(value)) and not (bare and x is not None and x.dtype.kind in "iu"))
         ]
-        plain = [_setting_text(item) for item in step.settings if _setting_text(item)]
+        settings = [item for item in step.settings if not bare or isinstance(item, float | str)]
+        plain = [_setting_text(item) for item in settings if _setting_text(item)]
         if shown and len(parts) + len(plain) >= 2:
             operands = [*parts, *plain][:2]
             return _infix_text(shown, operands[::-1] if reverse else operands, inner=inner)
@@ -437,7 +501,7 @@ class OperationDifference:
             halves = len(sizes) == 2 and sizes[0] == 2 * sizes[1]
             what = f"{('first', 'second')[step.part]} half" if halves else f"part {step.part + 1}"
             return f"{what} of {', '.join(parts)}"
-        if step.name == "slice" and len(step.settings) > 1:  # in PyTorch: axis, start, end, step
+        if step.name == "slice" and len(step.settings) > 1 and plain:  # in PyTorch: axis, start, end, step
             axis, start, end, *every = (*step.settings[1:], None, None)[:4]
             borders = f"{start or ''}:{_setting_text(end)}" + "".join(
                 f":{n}" for n in every if n not in (None, 1)
@@ -510,22 +574,12 @@ def _constant_text(array: np.ndarray | None) -> str:
     return f"[{', '.join(shown)}{', ...' if array.size > 2 * _MOST_SHOWN else ''}]"
 
 
-_SETTINGS = deferred.compile(r", (\[[^\]]*\]|-?\d+)")
 _AXES = deferred.compile(r" over axis (?!\[?0\b)(\[[^\]]*\]|-?\d+)")  # that of the batch is the first one
 
 
 def _is_cut(text: str) -> bool:
     """Return whether a formula leaves out a part, other than the rest of fixed numbers."""
     return "..." in text.replace(", ...]", "")
-
-
-def _without_axes(text: str, *, every: bool) -> str:
-    """Return a formula without borders and shapes, which frameworks state in different ways.
-
-    `every`: also without the axes of sums and the like, whose numbers libraries with the same layouts share.
-    """
-    text = _SETTINGS.sub("", text).replace("1 * ", "")
-    return _AXES.sub("", text) if every else text
 
 
 def _axis_text(axis: str, rank: int) -> str:

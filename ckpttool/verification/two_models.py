@@ -1282,10 +1282,11 @@ class _LayerFinder:
         ]
         opened = [{ROOT, key[0]} if where == LAYER else {ROOT} for key in keys]
         for item in pairs:
-            for layer, paths in zip((item.a, item.b), opened, strict=True):
-                # What a layer's own activation computes of equal inputs may be the difference.
-                if layer.settings.get("activation", "linear") != "linear" and self._parts_in(item, sides):
-                    paths.add(layer.path)
+            # What a layer's own activation computes of equal inputs may be the difference.
+            own = any(side.settings.get("activation", "linear") != "linear" for side in (item.a, item.b))
+            if own and self._parts_in(item, sides):
+                opened[0].add(item.a.path)
+                opened[1].add(item.b.path)
         one, other = (
             side.with_layers(paths - own, words)
             for side, paths, own, words in zip(sides, known, opened, ({}, titles), strict=True)
