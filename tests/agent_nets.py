@@ -1,7 +1,7 @@
 """Networks of agents, written once for PyTorch and Keras; their options are faults of exported_faults.py.
 
-A network is a function of the layers and operations of a framework, and of the inputs. Images have the axes of
-the framework; everything else is [batch, ...] in both.
+A network is a function of the layers and operations of a framework, and of the inputs. Images have the axes
+of the framework; everything else is [batch, ...] in both.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def recurrent_ppo(
 ) -> Any:
     """An actor and a critic with an LSTM, whose state a flag of a new episode resets."""
     keep = start if inverted else 1 - start
-    x = o.dense(obs, 6, "body")
+    x = o.dense(obs, 5, "body")
     x = o.tanh(x) if active == "tanh" else x
     parts = [x, obs[:, :2]] if joined == "obs first" else [obs[:, :2], x]
     h, c = (h * keep if reset in ("both", "h") else h), (c * keep if reset in ("both", "c") else c)

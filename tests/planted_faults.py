@@ -953,7 +953,7 @@ class Sides:
         return file
 
     def traced(self, title: str, model: str, options: Mapping[str, Any], form: str) -> str:
-        """Export a torch model with the numbers of a written state_dict as ONNX or TorchScript; return the file."""
+        """Export a torch model with the numbers of a state_dict as ONNX or TorchScript; return the file."""
         import torch
 
         net = build_torch(model, options).eval()

@@ -616,8 +616,8 @@ def main(
             )
             marks = "".join("-+"[flag] for flag in (row.detected, row.layer_right)) + outcome(row)[0]
             print(  # noqa: T201
-                f"{marks} {faults[row.fault].model}: {row.fault} | {row.direction} | {row.layer} ({row.where}, "
-                f"{row.confirmed}) | {row.cause}",
+                f"{marks} {faults[row.fault].model}: {row.fault} | {row.direction} | {row.layer} "
+                f"({row.where}, {row.confirmed}) | {row.cause}",
                 flush=True,
             )
     print(dict(counts))  # noqa: T201
