@@ -192,7 +192,6 @@ def dueling_pixels(
     frames: str = "old first",
     centre: str = "mean",
     twice: bool = False,
-    inner: bool = True,
     flat: str = "relu",
 ) -> Any:
     """A dueling network of values of actions from stacked frames."""
@@ -201,7 +200,7 @@ def dueling_pixels(
     x = o.pixels(o.conv(x, 5, 2, "conv2"))
     x = o.relu(x) if flat == "relu" else x
     value, advantage = o.relu(o.dense(x, 6, "value1")), o.relu(o.dense(x, 6, "adv1"))
-    value, advantage = o.dense(value, 1, "value2"), o.dense(advantage if inner else x[:, :6], 3, "adv2")
+    value, advantage = o.dense(value, 1, "value2"), o.dense(advantage, 3, "adv2")
     centres = {"mean": o.mean, "max": o.max}
     advantage = advantage - centres[centre](advantage, -1, keepdims=True) if centre else advantage
     return (2 * value if twice else value) + advantage
@@ -266,12 +265,11 @@ def gated_memory(
     active: bool = True,
     order: str = "past first",
     scale: float = 0.5,
-    normed: bool = True,
     masked: bool = True,
 ) -> Any:
     """A block of a gated transformer: attention to a memory and to itself, joined by the gates of a GRU."""
     whole = o.concat([past, x] if order == "past first" else [x, past], 1)
-    y = o.layer_norm(whole, "norm") if normed else whole
+    y = o.layer_norm(whole, "norm")
     q, k, v = o.dense(y[:, -4:], 4, "query"), o.dense(y, 4, "key"), o.dense(y, 4, "value")
     scores = o.matmul(q, o.swap(k, 1, 2)) * scale
     if masked:
@@ -471,17 +469,16 @@ def mixed_values(
     active: str = "elu",
     shifted: bool = True,
     turned: bool = False,
-    second: bool = True,
 ) -> Any:
     """The values of three agents, joined by weights that a network computes from the state."""
     w1, w2 = o.dense(state, 12, "w1"), o.dense(state, 4, "w2")
     if positive:
         w1, w2 = getattr(o, positive)(w1), getattr(o, positive)(w2)
     w1 = o.swap(o.reshape(w1, 4, 3), 1, 2) if turned else o.reshape(w1, 3, 4)
-    h = o.matmul(o.expand(values, 1), w1)[:, 0]
-    h = getattr(o, active)(h + o.dense(state, 4, "b1") if shifted else h)
+    h, shift = o.matmul(o.expand(values, 1), w1)[:, 0], o.dense(state, 4, "b1")
+    h = getattr(o, active)(h + shift if shifted else h)
     y = o.sum(h * w2, -1, keepdims=True)
-    return y + o.dense(o.relu(o.dense(state, 4, "b2_in")), 1, "b2_out") if second else y
+    return y + o.dense(o.relu(o.dense(state, 4, "b2_in")), 1, "b2_out")
 
 
 SHAPES = {

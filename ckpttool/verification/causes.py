@@ -433,8 +433,9 @@ def _merged(arrays: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> Iterat
 def _steps(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the outputs of a call; of a sequence with states, or by direction, the last steps, too."""
     first = arrays[0]
-    if first.ndim == 4 and first.shape[1] == 1:  # ONNX: steps, directions, batch, features
-        return [first, first[:, 0], first[-1, 0]]
+    if first.ndim == 4 and first.shape[1] in (1, 2):  # ONNX: steps, directions, batch, features
+        whole = np.concatenate([*np.moveaxis(first, 1, 0)], -1)
+        return [first, whole, whole[-1]]
     if len(arrays) == 1 or first.ndim != 3:
         return [first]
     return [first, first[:, -1], *arrays[1:]]

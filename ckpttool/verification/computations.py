@@ -129,6 +129,15 @@ def _iter_values(inputs: Any) -> Iterator[int]:
             yield from _iter_values(item)
 
 
+def _flattened(inputs: Any) -> Iterator[Any]:
+    """Yield values and settings in order; a list without values is one setting."""
+    for item in inputs:
+        if isinstance(item, list) and next(_iter_values(item), None) is not None:
+            yield from _flattened(item)
+        else:
+            yield _plain(item) if isinstance(item, list | tuple) else item
+
+
 def _plain(inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return None
@@ -475,22 +484,31 @@ class OperationDifference:
             return "..."
         reverse = step.name == "rsub"
         shown = "-" if reverse else _SIGNS.get(step.name.rstrip("_"), "")
-        bare = self._bare and not shown and _WORDS.get(step.name, step.name) not in _VALUED
-        parts = [
-            self._text(side, value, deepest - 1, inner=bool(shown), moved=moved)
-            for value in step.values
-            if shown
-            or value in call.varying
-            or value in self._named[side]
-            or _is_mask(call.arrays.get(value))
-            or (_is_short(x := call.arrays.get(value)) and not (bare and x is not None and x.dtype.kind in "iu"))
-        ]
-        settings = [item for item in step.settings if not bare or isinstance(item, float | str)]
-        plain = [_setting_text(item) for item in settings if _setting_text(item)]
+        name = _WORDS.get(step.name, step.name)
+        bare = self._bare and not shown and name not in (*_VALUED, *_ALONG)
+        parts, plain, ordered = [], [], []
+        for item in _flattened(step.inputs):
+            if isinstance(item, Mapping):
+                if not shown and not self._is_shown(side, item["value"], bare=bare):
+                    continue
+                parts.append(self._text(side, item["value"], deepest - 1, inner=bool(shown), moved=moved))
+                ordered.append(parts[-1])
+            elif (text := _setting_text(item)) and (not bare or isinstance(item, float | str)):
+                plain.append(text)
+                ordered.append(text)
+        if name in _VALUED:
+            return f"{name}({', '.join(ordered)})"
         if shown and len(parts) + len(plain) >= 2:
             operands = [*parts, *plain][:2]
             return _infix_text(shown, operands[::-1] if reverse else operands, inner=inner)
         return self._call_text(step, parts, plain, call, number)
+
+    def _is_shown(self, side: int, value: int, *, bare: bool) -> bool:
+        """Return whether a formula states a value: without numbers that are no mask, `bare` also no integers."""
+        call, array = self._sides[side], self._sides[side].arrays.get(value)
+        if value in call.varying or value in self._named[side] or _is_mask(array):
+            return True
+        return array is not None and array.size <= _MOST_SHOWN and not (bare and array.dtype.kind in "iu")
 
     @staticmethod
     def _call_text(step: _Step, parts: list[str], plain: list[str], call: RecordedCall, number: int) -> str:
@@ -544,10 +562,6 @@ def _is_telling(array: np.ndarray) -> bool:
 
 def _size(array: np.ndarray) -> float:
     return float(np.sqrt(np.square(array.astype(np.float64)).sum()))
-
-
-def _is_short(array: np.ndarray | None) -> bool:
-    return array is not None and array.size <= _MOST_SHOWN
 
 
 def _infix_text(sign: str, operands: Sequence[str], *, inner: bool) -> str:
