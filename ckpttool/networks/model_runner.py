@@ -480,7 +480,9 @@ class OnnxRunner(ModelRunner):
         """Return the outputs; with a recorder, every layer's inputs and output, too."""
         feeds = dict(paired(names, [self.tensor(array, exact=exact) for array in arrays]))
         outputs = [output.name for output in self.model.graph.output]
-        self._feeds = feeds if not exact else dict(paired(names, [self.tensor(x, exact=False) for x in arrays]))
+        self._feeds = (
+            feeds if not exact else dict(paired(names, [self.tensor(x, exact=False) for x in arrays]))
+        )
         if self._recorder is None:
             run = self._evaluator(self.exact) if exact else self._run
             return dict(paired(outputs, run(None, feeds)))
@@ -584,23 +586,30 @@ class OnnxRunner(ModelRunner):
         return titles
 
     def _constants(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return values that no input's numbers change; what is computed of sizes is that of the last call."""
+        """Return values that no input's numbers change.
+
+        Those that the graph computes, e.g. from sizes, are those of the last call, and missing before it.
+        """
         requested = list(names)
         computed = [name for name in requested if name not in self._stored and name not in self._computed]
-        values = self._values(self._feeds, computed, exact=False) if computed else {}
+        values = self._values(self._feeds, computed, exact=False) if computed and self._feeds else {}
         known = dict(self._stored, **dict(self._computed, **values))
-        return {name: known[name] for name in requested}
+        return {name: known[name] for name in requested if name in known}
 
     def _tensor_inputs(self, row: Message) -> list[str]:
         """Return the values of a graph that are the tensors of a layer."""
-        return [name for name in row["node"].input[1:4] if name] if row["cell"] else list(row["held"].values())
+        return (
+            [name for name in row["node"].input[1:4] if name] if row["cell"] else list(row["held"].values())
+        )
 
     def _tensors(self, row: Message) -> dict[str, Any]:
         """Return the tensors of a layer; those of a cell have PyTorch's names and order of gates."""
         names = self._tensor_inputs(row)
         values = self._constants(names)
         if not row["cell"]:
-            return {title: values[name] for title, name in row["held"].items()}
+            return {title: values[name] for title, name in row["held"].items() if name in values}
+        if len(values) < len(names):
+            return {}
         order = gate_order(row["cell"], "onnx", "torch")
         tensors: dict[str, Any] = {}
         for name, titles in zip(names, (("weight_ih",), ("weight_hh",), ("bias_ih", "bias_hh"))):
@@ -616,11 +625,20 @@ class OnnxRunner(ModelRunner):
             return {row["held"].get(title, title): array for title, array in changes.items()}
         tensors = dict(self._tensors(row), **changes)
         order, packed = gate_order(row["cell"], "torch", "onnx"), {}
-        for name, titles in zip(row["node"].input[1:4], (("weight_ih",), ("weight_hh",), ("bias_ih", "bias_hh"))):
+        for name, titles in zip(
+            row["node"].input[1:4], (("weight_ih",), ("weight_hh",), ("bias_ih", "bias_hh"))
+        ):
             ways = []
             for way in ("", "_reverse"):
-                halves = [np.split(tensors[key], len(order)) for title in titles for key in [f"{title}_l0{way}"] if key in tensors]
-                ways += [np.concatenate([half[index] for half in halves for index in order])] if halves else []
+                halves = [
+                    np.split(tensors[key], len(order))
+                    for title in titles
+                    for key in [f"{title}_l0{way}"]
+                    if key in tensors
+                ]
+                ways += (
+                    [np.concatenate([half[index] for half in halves for index in order])] if halves else []
+                )
             if name:
                 packed[name] = np.stack(ways)
         return packed

@@ -64,7 +64,18 @@ _WORDS = {
     **dict.fromkeys(("ones_like", "OnesLike"), "ones"),
 }
 # They move or choose numbers, and change none.
-_MOVING = ("slice", "rows", "transpose", "reshape", "part", "flip", "unsqueeze", "squeeze")
+_MOVING = (
+    "slice",
+    "rows",
+    "transpose",
+    "reshape",
+    "part",
+    "flip",
+    "unsqueeze",
+    "squeeze",
+    "roll",
+    "concatenation",
+)
 # Their second argument is an axis.
 _ALONG = ("softmax", "log_softmax", "sum", "mean", "max", "min", "prod", "cumsum")
 # Their settings are numbers, no axes, borders or shapes.
@@ -287,21 +298,15 @@ class OperationDifference:
 
     def _is_same(self, a: np.ndarray, b: np.ndarray) -> bool:
         """Return whether two arrays have the same numbers in the same order."""
-        if a.shape == b.shape[1:] or b.shape == a.shape[1:]:
-            a, b = np.broadcast_arrays(a, b)
-        if a.size != b.size:
-            return False
-        orders = [b]
-        if self._layouts and b.ndim > 2:
-            orders += [
-                item for item in (np.moveaxis(b, 1, -1), np.moveaxis(b, -1, 1)) if item.shape == a.shape
-            ]
-        return any(_are_close(a.reshape(-1), item.reshape(-1), self._bound) for item in orders)
+        if _are_equal(a, b, self._bound):
+            return True
+        orders = (np.moveaxis(b, 1, -1), np.moveaxis(b, -1, 1)) if self._moved_axes and b.ndim > 2 else ()
+        return any(item.shape == a.shape and _are_equal(a, item, self._bound) for item in orders)
 
-    def _step(self, side: int, number: int) -> _Step | None:
-        """Return what makes a value, None for one that occurs on the other side, too."""
+    def _step(self, side: int, number: int, *, beyond: bool = False) -> _Step | None:
+        """Return what makes a value, None for one that occurs on the other side, too, unless `beyond`."""
         call = self._sides[side]
-        if number in self._match[side] or number not in call.steps:
+        if (number in self._match[side] and not beyond) or number not in call.steps:
             return None
         step = call.steps[number]
         name = step.name.removesuffix("_") if step.name.endswith("_") and len(step.name) > 3 else step.name
@@ -330,7 +335,8 @@ class OperationDifference:
             if moved and (step.name in _REPEATED or _WORDS.get(step.name) == "transpose"):
                 number = step.values[0]
                 continue
-            if not self._is_same(before, array):
+            # On one side, another order of axes is another value.
+            if not _are_equal(before, array, self._bound):
                 return number
             number = step.values[0]
         return number
@@ -357,11 +363,19 @@ class OperationDifference:
         one, other = self._step(0, a), self._step(1, b)
         if one is None or other is None:
             return None
-        if self._layouts and one.name in _MOVING and other.name in _MOVING:
-            return self._moved_values((a, one.values[0]), (b, other.values[0]))
+        sources = self._source(0, a), self._source(1, b)
+        if sources != (a, b) and self._moves_alike((sources[0], a), (sources[1], b)):
+            return [sources]
         if (one.name, one.part) != (other.name, other.part):
             return None
         values = [self._content(side, step) for side, step in enumerate((one, other))]
+        rest = [
+            [n for n in step.values if n not in known]
+            for step, known in zip((one, other), values, strict=True)
+        ]
+        constants = [self._only_constant(side, numbers) for side, numbers in enumerate(rest)]
+        if None not in constants and all(self._agree(*pair) for pair in zip(*values, strict=False)):
+            values = [[*known, number] for known, number in zip(values, constants, strict=True)]
         if (one.settings != other.settings and not self._layouts) or len(values[0]) != len(values[1]):
             return None
         if (
@@ -370,23 +384,53 @@ class OperationDifference:
             and any(self._agree(*pair) for pair in zip(values[0], values[1][::-1], strict=True))
         ):
             values[1].reverse()
-        return list(zip(*values, strict=True))
+        pairs = list(zip(*values, strict=True))
+        # What an axis or a single number changes is that of the operation.
+        whole = one.name in _SIGNS.values()
+        settings = (self._is_setting(*pair, single=whole) and not self._agree(*pair) for pair in pairs)
+        return None if any(settings) else pairs
 
-    def _moved_values(self, a: tuple[int, int], b: tuple[int, int]) -> list[tuple[int, int]] | None:
-        """Return what two steps receive that only move or choose numbers, if both do the same with them."""
+    def _is_setting(self, a: int, b: int, *, single: bool) -> bool:
+        """Return whether two values are single numbers of the code, or axes, borders or shapes."""
+        for side, number in ((0, a), (1, b)):
+            array = self._sides[side].arrays.get(number)
+            if array is None or number in self._sides[side].varying or number in self._named[side]:
+                return False
+            few = not single and array.dtype.kind == "i" and array.size <= 2 * _MOST_SHOWN
+            if array.size >= _FEWEST_MATCHED and not few:
+                return False
+        return True
+
+    def _only_constant(self, side: int, numbers: Sequence[int]) -> int | None:
+        """Return the one of some values that has several floats, None if there are more or none."""
+        arrays = self._sides[side].arrays
+        floats = [
+            n for n in numbers if n in arrays and arrays[n].dtype.kind == "f" and _is_telling(arrays[n])
+        ]
+        return floats[0] if len(floats) == 1 else None
+
+    def _source(self, side: int, number: int, *, beyond: bool = False) -> int:
+        """Return the value of which a value has a part, or all numbers in another order."""
+        step = self._step(side, number, beyond=beyond)
+        if step is None or step.name not in _MOVING or number in self._sides[side].names:
+            return number
+        content = {n for n in step.values if n in self._sides[side].varying or n in self._named[side]}
+        sources = {self._source(side, n) for n in content}
+        return sources.pop() if len(sources) == 1 else number
+
+    def _moves_alike(self, a: tuple[int, int], b: tuple[int, int]) -> bool:
+        """Return whether both sides choose the same numbers of a value in the same order."""
         arrays = [call.arrays.get(n) for call, side in zip(self._sides, (a, b), strict=True) for n in side]
         if any(array is None for array in arrays):
-            return None
-        after, before, moved, source = (np.asarray(array) for array in arrays)
-        if before.shape != source.shape or after.shape != moved.shape:
-            return None
+            return False
+        before, after, source, moved = (np.asarray(array) for array in arrays)
+        if before.size != source.size or after.size != moved.size:
+            return False
         order = np.argsort(before, axis=None, kind="stable")
         index = np.searchsorted(before.reshape(-1)[order], after).clip(0, order.size - 1)
         chosen = order[index]
-        if not np.array_equal(before.reshape(-1)[chosen], after):
-            return None
-        same = self._is_same(source.reshape(-1)[chosen], moved)
-        return [(a[1], b[1])] if same else None
+        alike = np.array_equal(before.reshape(-1)[chosen], after)
+        return alike and _are_equal(source.reshape(-1)[chosen], moved, self._bound)
 
     def _content(self, side: int, step: _Step) -> list[int]:
         """Return the values that a step receives; axes and shapes are values in TensorFlow only."""
@@ -404,17 +448,28 @@ class OperationDifference:
         if texts[0] == texts[1] and not self._layouts:  # frameworks have other orders of axes
             details = [self._details(*side) for side in ((0, a), (1, b))]
             texts = (f"{texts[0]} {details[0]}", f"{texts[1]} {details[1]}")
+        one, other = self._sides[0].arrays[a], self._sides[1].arrays[b]
+        if texts[0] == texts[1] and one.shape[1:] != other.shape[1:]:
+            texts = (f"{texts[0]} as {[*one.shape[1:]]}", f"{texts[1]} as {[*other.shape[1:]]}")
         if texts[0] == texts[1] or "..." in texts or max(map(len, texts)) > _MOST_TEXT:
             return None
-        one, other = self._sides[0].arrays[a], self._sides[1].arrays[b]
         # Of equal shapes that an image's other layout would change, the axes have the same numbers.
         alike = one.shape == other.shape and one.ndim > 2 and np.moveaxis(one, 1, -1).shape != one.shape
-        bare = self._bare_texts(a, b, every=self._moved_axes and not alike)
-        if self._layouts and (bare[0] == bare[1] or any(map(_is_cut, texts))):
-            return None  # what differs is not in the formulas
+        if self._layouts and not self._receives_the_same(a, b):
+            bare = self._bare_texts(a, b, every=self._moved_axes and not alike)
+            if bare[0] == bare[1] or any(map(_is_cut, texts)):
+                return None  # what differs is not in the formulas
         if one.size != other.size:
             texts = (f"{texts[0]} of shape {[*one.shape[1:]]}", f"{texts[1]} of shape {[*other.shape[1:]]}")
         return Cause(f"A computes {texts[0]}, B computes {texts[1]}", confirmed=True)
+
+    def _receives_the_same(self, a: int, b: int) -> bool:
+        """Return whether both sides move or choose numbers of one value: then their settings differ."""
+        sources = self._source(0, a, beyond=True), self._source(1, b, beyond=True)
+        shapes = [
+            call.arrays[n].shape for call, n in zip(self._sides, sources, strict=True) if n in call.arrays
+        ]
+        return a != sources[0] and b != sources[1] and len({*shapes}) == 1 and self._agree(*sources)
 
     def _bare_texts(self, a: int, b: int, *, every: bool) -> list[str]:
         """Return both formulas without axes, borders and shapes, which frameworks state in different ways.
@@ -504,11 +559,13 @@ class OperationDifference:
         return self._call_text(step, parts, plain, call, number)
 
     def _is_shown(self, side: int, value: int, *, bare: bool) -> bool:
-        """Return whether a formula states a value: without numbers that are no mask, `bare` also no integers."""
+        """Return whether a formula states a value: without numbers that are no mask, if `bare` no integers."""
         call, array = self._sides[side], self._sides[side].arrays.get(value)
         if value in call.varying or value in self._named[side] or _is_mask(array):
             return True
-        return array is not None and array.size <= _MOST_SHOWN and not (bare and array.dtype.kind in "iu")
+        if array is None or (bare and array.dtype.kind in "iu"):
+            return False
+        return array.size <= _MOST_SHOWN * (2 if array.dtype.kind in "iu" else 1)
 
     @staticmethod
     def _call_text(step: _Step, parts: list[str], plain: list[str], call: RecordedCall, number: int) -> str:
@@ -543,6 +600,13 @@ def _named_values(call: RecordedCall) -> set[int]:
         if not named.isdisjoint(call.steps[number].values):
             named.add(number)
     return named
+
+
+def _are_equal(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
+    """Return whether two arrays have the same numbers in order; one may be that of every row."""
+    if a.shape == b.shape[1:] or b.shape == a.shape[1:]:
+        a, b = np.broadcast_arrays(a, b)
+    return a.size == b.size and _are_close(a.reshape(-1), b.reshape(-1), bound)
 
 
 def _are_close(a: np.ndarray, b: np.ndarray, bound: float) -> bool:

@@ -744,7 +744,7 @@ class _Rounds:
         return comparison
 
     def _sensitivity(self, comparison: ComparisonRound) -> dict[str, tuple[np.ndarray, bool]]:
-        """Return how far A's float64 outputs move with the last bits of float inputs, and if in proportion."""
+        """Return how far A's float64 outputs move with last bits of float inputs, and if in proportion."""
         a, inputs = self._session.sides[0], self._session.inputs
         if not any(array.dtype.kind == "f" for array in inputs):
             return {}
@@ -753,7 +753,9 @@ class _Rounds:
             for bits in (1, MANY_BITS):
                 self._session.give(change_last_bits(inputs, bits))
                 outputs, _ = a.run(exact=True, observe=False)
-                same = {name: x for name, x in outputs.items() if name in plain and x.shape == plain[name].shape}
+                same = {
+                    name: x for name, x in outputs.items() if name in plain and x.shape == plain[name].shape
+                }
                 moves.append({name: np.nan_to_num(np.abs(x - plain[name])) for name, x in same.items()})
         finally:
             self._session.give(inputs)
