@@ -99,6 +99,10 @@ class ScriptRunner(TorchRunner):
 
     observe = ModelRunner.observe
 
+    def parameter_names(self) -> list[str]:
+        """Return the names of what the program's call receives: its method has no Python signature."""
+        return [argument.name for argument in self.model._c._get_method("forward").schema.arguments[1:]]
+
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs; with a recorder, those of the copy of the graph."""
         if self._recorder is None:
@@ -287,17 +291,19 @@ class SignatureRunner(TensorFlowRunner):
             return [values[tensor.name] for tensor in tensors]
 
         rows = ((node.type, read(node.inputs), read(node.outputs)) for node in nodes)
-        groups = ((path, [values[x.takes]], values[x.gives]) for path, x in self._groups.items())
+        groups = (
+            (path, [values[name] for name in x.inputs], values[x.gives]) for path, x in self._groups.items()
+        )
         recorder.record_graph((read(self._graph.inputs), read(self._graph.outputs)), rows, groups)
         return "tensorflow"
 
     def _record(self, recorder: CallRecorder, names: list[str], arrays: list[Any]) -> None:
         """Compute the values between the layers."""
         groups = self._groups.values()
-        requested = (name for group in groups for name in (group.takes, group.before, group.gives))
+        requested = (name for group in groups for name in (*group.inputs, group.before, group.gives))
         values = self._values(names, arrays, requested)
         for path, group in self._groups.items():
-            record = recorder.enter(path, (values[group.takes],), {})
+            record = recorder.enter(path, tuple(values[name] for name in group.inputs), {})
             if record is not None and group.before:
                 recorder.before_activation(record, values[group.before])
             recorder.leave(record, values[group.gives])
@@ -313,8 +319,8 @@ class SignatureRunner(TensorFlowRunner):
             raise UnsupportedError("operations of a graph have fixed attributes")
         names = self._named(layer)
         graph = self._graph.graph
-        feeds = [layer.takes, *(names[title] for title in changes["tensors"])]
-        arrays = [call[0][0], *changes["tensors"].values()]
+        feeds = [*layer.inputs, *(names[title] for title in changes["tensors"])]
+        arrays = [*call[0], *changes["tensors"].values()]
         run = self._graph.prune(
             [graph.get_tensor_by_name(feed) for feed in feeds], graph.get_tensor_by_name(end)
         )
@@ -358,6 +364,8 @@ _MOST_EXACT = 1 << 22
 _FORMS = ("Cast", "DequantizeLinear", "Identity", "Reshape", "Transpose")
 _PARTS = ("Concat", "Gather", "Slice", "Split", "Squeeze", "Unsqueeze")
 _SIZES = ("Shape", "Size")
+# The weights of recurrent operators by their inputs, as PyTorch calls them, and the ends of both directions.
+_CELL_TENSORS, _WAYS = (("weight_ih",), ("weight_hh",), ("bias_ih", "bias_hh")), ("", "_reverse")
 _WEIGHED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # Attributes of ONNX that are yes or no.
 _FLAGS = ("keepdims", "allowzero", "noop_with_empty_axes", "transA", "transB", "ceil_mode", "exclusive")
@@ -573,7 +581,7 @@ class OnnxRunner(ModelRunner):
             }
 
     def _titles(self, inputs: Any, fixed: dict[str, list[str]], *, forms: bool) -> dict[str, str]:
-        """Return the constants of a node that are layer tensors: names of initializers, and of their forms."""
+        """Return a node's constants that are tensors: names of initializers, and those of their forms."""
         titles: dict[str, str] = {}
         for name in inputs:
             sources = [source for source in fixed.get(name, ()) if self._stored[source].dtype.kind == "f"]
@@ -612,9 +620,9 @@ class OnnxRunner(ModelRunner):
             return {}
         order = gate_order(row["cell"], "onnx", "torch")
         tensors: dict[str, Any] = {}
-        for name, titles in zip(names, (("weight_ih",), ("weight_hh",), ("bias_ih", "bias_hh"))):
-            for way, array in zip(("", "_reverse"), values[name]):
-                for title, half in zip(titles, np.split(array, len(titles))):
+        for name, titles in paired(names, _CELL_TENSORS):
+            for way, array in paired(_WAYS, values[name]):
+                for title, half in paired(titles, np.split(array, len(titles))):
                     blocks = np.split(half, len(order))
                     tensors[f"{title}_l0{way}"] = np.concatenate([blocks[index] for index in order])
         return tensors
@@ -625,22 +633,13 @@ class OnnxRunner(ModelRunner):
             return {row["held"].get(title, title): array for title, array in changes.items()}
         tensors = dict(self._tensors(row), **changes)
         order, packed = gate_order(row["cell"], "torch", "onnx"), {}
-        for name, titles in zip(
-            row["node"].input[1:4], (("weight_ih",), ("weight_hh",), ("bias_ih", "bias_hh"))
-        ):
-            ways = []
-            for way in ("", "_reverse"):
-                halves = [
-                    np.split(tensors[key], len(order))
-                    for title in titles
-                    for key in [f"{title}_l0{way}"]
-                    if key in tensors
-                ]
-                ways += (
-                    [np.concatenate([half[index] for half in halves for index in order])] if halves else []
-                )
-            if name:
-                packed[name] = np.stack(ways)
+        names = self._tensor_inputs(row)
+        for name, titles in paired(names, _CELL_TENSORS):
+            ways = [way for way in _WAYS if f"{titles[0]}_l0{way}" in tensors]
+            rows = [[np.split(tensors[f"{title}_l0{way}"], len(order)) for title in titles] for way in ways]
+            packed[name] = np.stack(
+                [np.concatenate([half[n] for half in own for n in order]) for own in rows]
+            )
         return packed
 
     def layers(self) -> list[dict[str, Any]]:

@@ -86,8 +86,9 @@ _ACTIVATIONS = ("relu", "tanh", "sigmoid", "elu", "softplus", "softmax", "relu6"
 _REPEATED = ("expand", "BroadcastTo", "Tile", "repeat", "expand_as", "_to_copy", "Cast")
 # Their results depend on the shape of what they receive, not on its numbers.
 _SIZES = ("Shape", "Size", "Rank")
+_EQUAL = "\N{HORIZONTAL ELLIPSIS}"  # for what is too deep in a formula, and equal on both sides
 _FEWEST_MATCHED = 2  # a single number occurs by chance
-_SMALL = 0.1
+_SMALL, _HIDING = 0.1, 1e5
 _MOST_SHOWN, _MOST_TEXT, _DEEPEST, _DEEPEST_MATCHED = 4, 240, 7, 2
 
 
@@ -114,6 +115,8 @@ def _canonical_step(step: _Step, steps: Mapping[int, _Step], arrays: Mapping[int
     name, inputs = step.name.removesuffix("_"), step.inputs
     if name == "masked_fill":
         return _Step("where", (inputs[1], inputs[0 if len(inputs) < 3 else 2], inputs[0]), step.part)
+    if name == "Slice" and len(step.values) > 4 and -1 in arrays.get(step.values[4], ()):
+        return _Step("flip", (inputs[0], inputs[3]), step.part)
     bounds = {"Maximum": "Minimum", "maximum": "minimum", "Max": "Min"}
     lower = _split_bound(step, arrays) if name in bounds else None
     before = steps.get(lower[0]) if lower is not None else None
@@ -373,9 +376,10 @@ class OperationDifference:
             [n for n in step.values if n not in known]
             for step, known in zip((one, other), values, strict=True)
         ]
-        constants = [self._only_constant(side, numbers) for side, numbers in enumerate(rest)]
-        if None not in constants and all(self._agree(*pair) for pair in zip(*values, strict=False)):
-            values = [[*known, number] for known, number in zip(values, constants, strict=True)]
+        fixed = self._only_constant(0, rest[0]), self._only_constant(1, rest[1])
+        if fixed[0] is not None and fixed[1] is not None:
+            if all(self._agree(*pair) for pair in zip(*values, strict=False)):
+                values = [[*values[0], fixed[0]], [*values[1], fixed[1]]]
         if (one.settings != other.settings and not self._layouts) or len(values[0]) != len(values[1]):
             return None
         if (
@@ -451,17 +455,19 @@ class OperationDifference:
         one, other = self._sides[0].arrays[a], self._sides[1].arrays[b]
         if texts[0] == texts[1] and one.shape[1:] != other.shape[1:]:
             texts = (f"{texts[0]} as {[*one.shape[1:]]}", f"{texts[1]} as {[*other.shape[1:]]}")
-        if texts[0] == texts[1] or "..." in texts or max(map(len, texts)) > _MOST_TEXT:
+        if texts[0] == texts[1] or not {"...", _EQUAL}.isdisjoint(texts) or max(map(len, texts)) > _MOST_TEXT:
             return None
         # Of equal shapes that an image's other layout would change, the axes have the same numbers.
         alike = one.shape == other.shape and one.ndim > 2 and np.moveaxis(one, 1, -1).shape != one.shape
-        if self._layouts and not self._receives_the_same(a, b):
+        # Where B's value is another one of A, both formulas are A's.
+        if self._layouts and b not in self._match[1] and not self._receives_the_same(a, b):
             bare = self._bare_texts(a, b, every=self._moved_axes and not alike)
             if bare[0] == bare[1] or any(map(_is_cut, texts)):
                 return None  # what differs is not in the formulas
         if one.size != other.size:
             texts = (f"{texts[0]} of shape {[*one.shape[1:]]}", f"{texts[1]} of shape {[*other.shape[1:]]}")
-        return Cause(f"A computes {texts[0]}, B computes {texts[1]}", confirmed=True)
+        text = f"A computes {texts[0]}, B computes {texts[1]}"
+        return Cause(text.replace(_EQUAL, "..."), confirmed=True)
 
     def _receives_the_same(self, a: int, b: int) -> bool:
         """Return whether both sides move or choose numbers of one value: then their settings differ."""
@@ -536,7 +542,14 @@ class OperationDifference:
         if number not in call.varying and (step is None or number not in self._named[side]):
             return _constant_text(array)
         if step is None or deepest <= 0 or step.name.endswith("While"):
-            return "..."
+            return _EQUAL if moved else "..."
+        return self._step_text(side, number, step, deepest, moved=moved, inner=inner)
+
+    def _step_text(
+        self, side: int, number: int, step: _Step, deepest: int, *, inner: bool, moved: bool
+    ) -> str:
+        """Return the formula of a value's operation."""
+        call = self._sides[side]
         reverse = step.name == "rsub"
         shown = "-" if reverse else _SIGNS.get(step.name.rstrip("_"), "")
         name = _WORDS.get(step.name, step.name)
@@ -559,7 +572,7 @@ class OperationDifference:
         return self._call_text(step, parts, plain, call, number)
 
     def _is_shown(self, side: int, value: int, *, bare: bool) -> bool:
-        """Return whether a formula states a value: without numbers that are no mask, if `bare` no integers."""
+        """Return whether a formula states a value: no long constants but masks, if `bare` no integers."""
         call, array = self._sides[side], self._sides[side].arrays.get(value)
         if value in call.varying or value in self._named[side] or _is_mask(array):
             return True
@@ -615,6 +628,9 @@ def _are_close(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
         return bool((a == b).all())
     sizes = np.abs(a[np.isfinite(a) & (a != 0)])
     usual = float(np.quantile(sizes, _SMALL)) if sizes.size else 1.0
+    shown = sizes[sizes < _HIDING]
+    # The ends of an activation are as small as it likes.
+    usual = max(usual, float(np.median(shown))) if shown.size else usual
     return bool(np.isclose(a, b, rtol=bound, atol=bound * usual, equal_nan=True).all())
 
 

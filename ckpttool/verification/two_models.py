@@ -1245,8 +1245,9 @@ class _LayerFinder:
             if cause is None and before is not None:
                 prior = captured[0][before.a.key], captured[1][before.b.key]
                 activation = causes.activation_cause(prior, (after[0], after[1]), self._bound)
-                owner = self._activation_layer(before, pair, prior[1]) if activation is not None else None
-                if owner is not None:
+                if activation is not None and (
+                    owner := self._activation_layer(before, pair, prior[1], activation)
+                ):
                     return _divergence(before.a.path, owner, LAYER, None, activation, title)
                 cause = activation
         called = None if cause is not None else self._called_instead(pairs, pair, calls[0])
@@ -1317,10 +1318,14 @@ class _LayerFinder:
         apart = (pair for pair in pairs if align_arrays(*pair)[0] > self._bound)
         return next(apart, pairs[0])
 
-    def _activation_layer(self, before: LayerCallPair, pair: LayerCallPair, call: CapturedCall) -> str | None:
+    def _activation_layer(
+        self, before: LayerCallPair, pair: LayerCallPair, call: CapturedCall, activation: Cause
+    ) -> str | None:
         """Return B's layer that applies the activation between two pairs, None if no layer does."""
         if call.before:
             return before.b.path
+        if activation.text.endswith(f"B applies {causes.NO_ACTIVATION}"):
+            return None  # B has no layer for it
         keys = [layer.key for layer in self._layers[1]]
         between = self._layers[1][keys.index(before.b.key) + 1 : keys.index(pair.b.key)]
         return next((layer.path for layer in between if layer.family == "activation"), None)
