@@ -366,6 +366,8 @@ _PARTS = ("Concat", "Gather", "Slice", "Split", "Squeeze", "Unsqueeze")
 _SIZES = ("Shape", "Size")
 # The weights of recurrent operators by their inputs, as PyTorch calls them, and the ends of both directions.
 _CELL_TENSORS, _WAYS = (("weight_ih",), ("weight_hh",), ("bias_ih", "bias_hh")), ("", "_reverse")
+# Those of queries, keys and values in one, of the scores, of the values, and of the results.
+_FEWEST_PRODUCTS = 4
 _WEIGHED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # Attributes of ONNX that are yes or no.
 _FLAGS = ("keepdims", "allowzero", "noop_with_empty_axes", "transA", "transB", "ceil_mode", "exclusive")
@@ -443,7 +445,9 @@ class OnnxRunner(ModelRunner):
         """Return the results of a node with other constants or attributes."""
         row = next(node for node in self._nodes if node["path"] == path)
         make, layer_inputs = self._onnx.helper, dict(paired(row["takes"], call[0]))
-        nodes = [copy.deepcopy(part) for part in row["parts"]]
+        whole = (self.exact if exact else self.model).graph.node  # in float64 with other casts and constants
+        first = {id(part): number for number, part in enumerate(self.model.graph.node)}
+        nodes = [copy.deepcopy(whole[first[id(part)]]) for part in row["parts"]]
         for name, value in changes["settings"].items():
             kept = [attribute for attribute in nodes[0].attribute if attribute.name != name]
             del nodes[0].attribute[:]
@@ -548,6 +552,8 @@ class OnnxRunner(ModelRunner):
         merged: set[int] = set()
         # Values that no input's numbers change, and the initializers of which they are forms or parts.
         fixed = dict({name: [name] for name in self._stored}, **{"": []})
+        blocks = self._attention_blocks()
+        inner = {number: scope for scope, numbers in blocks.items() for number in numbers}
         for number, node in enumerate(nodes):
             cell = self._cells.get(node.op_type, "")
             parts, takes = [node], [name for name in dict.fromkeys(node.input) if name not in fixed]
@@ -555,7 +561,10 @@ class OnnxRunner(ModelRunner):
                 whole = node.op_type in (*_FORMS, *_PARTS)
                 sources = [source for name in node.input for source in fixed.get(name, ())] if whole else []
                 fixed.update((name, sources) for name in node.output)
-            if number in merged or not node.output or node.output[0] in fixed:
+            scope = inner.get(number, "")
+            if scope and number == blocks[scope][-1]:
+                yield self._attention_row(scope, [nodes[n] for n in blocks[scope]], fixed, users)
+            if scope or number in merged or not node.output or node.output[0] in fixed:
                 continue
             gives = [name for name in node.output if name] if cell else [node.output[0]]
             held = {} if cell else self._titles(node.input, fixed, forms=node.op_type in _WEIGHED)
@@ -579,6 +588,62 @@ class OnnxRunner(ModelRunner):
                 "takes": takes if cell else takes[:1] or [""],
                 "gives": gives,
             }
+
+    def _attention_blocks(self) -> dict[str, list[int]]:
+        """Return the nodes of each attention that a module computes by itself, by the module's scope.
+
+        PyTorch exports a module's nodes under its path: weighed products, and a softmax between two others.
+        """
+        scopes: dict[str, list[Any]] = {}
+        nodes = list(self.model.graph.node)
+        for node in nodes:
+            scopes.setdefault(node.name.rpartition("/")[0], []).append(node)
+        blocks: dict[str, list[int]] = {}
+        for scope, own in scopes.items():
+            kinds = [node.op_type for node in own]
+            products = sum(kind in ("MatMul", "Gemm") for kind in kinds)
+            if scope and "Softmax" in kinds and products >= _FEWEST_PRODUCTS:
+                inside = (n for n, node in enumerate(nodes) if node.name.startswith(scope + "/"))
+                blocks[scope] = list(inside)
+        return blocks
+
+    def _attention_row(
+        self, scope: str, parts: list[Any], fixed: dict[str, list[str]], users: Any
+    ) -> Message:
+        """Return the row of an attention; its tensors have the names and the form of PyTorch's module."""
+        module = scope.rpartition("/")[2] + "."
+        inside = {name for part in parts for name in part.output}
+        inputs = [name for name in dict.fromkeys(name for part in parts for name in part.input) if name]
+        results = {output.name for output in self.model.graph.output}
+        members = {id(part) for part in parts}
+        gives = [
+            name
+            for part in parts
+            for name in part.output
+            if name not in fixed
+            and (name in results or any(id(user) not in members for user in users.get(name, ())))
+        ]
+        held, turned = {}, []
+        for name in inputs:
+            array = self._stored.get(name)
+            if array is None or array.dtype.kind != "f" or array.size < 2:
+                continue
+            title = name.rpartition(module)[2].replace(".", "/")
+            if module not in name and array.ndim == 2 and array.shape[1] == 3 * array.shape[0]:
+                title = "in_proj_weight"  # the exporter has transposed it
+                turned.append(title)
+            held[title] = name
+        return {
+            "path": scope,
+            "class": "Attention",
+            "node": None,
+            "parts": parts,
+            "held": held,
+            "turned": turned,
+            "cell": "",
+            "takes": [name for name in inputs if name not in fixed and name not in inside],
+            "gives": gives,
+        }
 
     def _titles(self, inputs: Any, fixed: dict[str, list[str]], *, forms: bool) -> dict[str, str]:
         """Return a node's constants that are tensors: names of initializers, and those of their forms."""
@@ -615,7 +680,12 @@ class OnnxRunner(ModelRunner):
         names = self._tensor_inputs(row)
         values = self._constants(names)
         if not row["cell"]:
-            return {title: values[name] for title, name in row["held"].items() if name in values}
+            turned = row.get("turned", ())
+            return {
+                title: values[name].T if title in turned else values[name]
+                for title, name in row["held"].items()
+                if name in values
+            }
         if len(values) < len(names):
             return {}
         order = gate_order(row["cell"], "onnx", "torch")
@@ -630,7 +700,11 @@ class OnnxRunner(ModelRunner):
     def _packed(self, row: Message, changes: dict[str, Any]) -> dict[str, Any]:
         """Return changed tensors of a layer by the names of the node's inputs."""
         if not row["cell"]:
-            return {row["held"].get(title, title): array for title, array in changes.items()}
+            turned = row.get("turned", ())
+            return {
+                row["held"].get(title, title): array.T if title in turned else array
+                for title, array in changes.items()
+            }
         tensors = dict(self._tensors(row), **changes)
         order, packed = gate_order(row["cell"], "torch", "onnx"), {}
         names = self._tensor_inputs(row)
@@ -647,7 +721,8 @@ class OnnxRunner(ModelRunner):
         value, rows = self._onnx.helper.get_attribute_value, []
         self._computed = self._constants({name for row in self._nodes for name in self._tensor_inputs(row)})
         for node in self._nodes:
-            settings = plain_settings({one.name: value(one) for one in node["node"].attribute})
+            attributes = node["node"].attribute if node["node"] is not None else ()
+            settings = plain_settings({one.name: value(one) for one in attributes})
             rows.append(layer_row(node["path"], node["class"], settings, self._tensors(node)))
         return rows
 

@@ -377,9 +377,9 @@ class OperationDifference:
             for step, known in zip((one, other), values, strict=True)
         ]
         fixed = self._only_constant(0, rest[0]), self._only_constant(1, rest[1])
-        if fixed[0] is not None and fixed[1] is not None:
-            if all(self._agree(*pair) for pair in zip(*values, strict=False)):
-                values = [[*values[0], fixed[0]], [*values[1], fixed[1]]]
+        alike = all(self._agree(*pair) for pair in zip(*values, strict=False))
+        if fixed[0] is not None and fixed[1] is not None and alike:
+            values = [[*values[0], fixed[0]], [*values[1], fixed[1]]]
         if (one.settings != other.settings and not self._layouts) or len(values[0]) != len(values[1]):
             return None
         if (
