@@ -960,7 +960,7 @@ class Sides:
         net.load_state_dict(torch.load(self._folder / f"{title}.pt"))
         shapes = dict(row.rpartition("=")[::2] for row in input_shapes(model, "torch"))
         names, file = [name or "x" for name in shapes], str(self._folder / f"{title}.{form}")
-        rows = [[2, *map(int, shape.split(","))] for shape in shapes.values()]
+        rows = [[2, *(int(size) for size in shape.split(",") if size)] for shape in shapes.values()]
         for dtypes in itertools.product((torch.float32, torch.int64), repeat=len(rows)):
             inputs = tuple(torch.ones(row, dtype=dtype) for row, dtype in zip(rows, dtypes, strict=True))
             with contextlib.suppress(Exception):

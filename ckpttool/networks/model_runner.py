@@ -567,12 +567,12 @@ class OnnxRunner(ModelRunner):
             if scope or number in merged or not node.output or node.output[0] in fixed:
                 continue
             gives = [name for name in node.output if name] if cell else [node.output[0]]
-            held = {} if cell else self._titles(node.input, fixed, forms=node.op_type in _WEIGHED)
+            own = {} if cell else self._titles(node.input, fixed, forms=node.op_type in _WEIGHED)
             after = users.get(gives[0], [])
             if node.op_type == "MatMul" and len(after) == 1 and after[0].op_type == "Add":
                 biases = [name for name in after[0].input if name in fixed]
-                if held and biases:
-                    held.update(self._titles(biases, fixed, forms=True))
+                if own and biases:
+                    own.update(self._titles(biases, fixed, forms=True))
                     gives = [after[0].output[0]]
                     merged.add(nodes.index(after[0]))
                     parts.append(after[0])
@@ -582,7 +582,7 @@ class OnnxRunner(ModelRunner):
                 "class": node.op_type,
                 "node": node,
                 "parts": parts,
-                "held": held,
+                "held": own,
                 "cell": cell,
                 # Of other operators the first input is compared, and of cells the states, too.
                 "takes": takes if cell else takes[:1] or [""],
@@ -623,7 +623,7 @@ class OnnxRunner(ModelRunner):
             if name not in fixed
             and (name in results or any(id(user) not in members for user in users.get(name, ())))
         ]
-        held, turned = {}, []
+        own, turned = {}, []
         for name in inputs:
             array = self._stored.get(name)
             if array is None or array.dtype.kind != "f" or array.size < 2:
@@ -632,13 +632,13 @@ class OnnxRunner(ModelRunner):
             if module not in name and array.ndim == 2 and array.shape[1] == 3 * array.shape[0]:
                 title = "in_proj_weight"  # the exporter has transposed it
                 turned.append(title)
-            held[title] = name
+            own[title] = name
         return {
             "path": scope,
             "class": "Attention",
             "node": None,
             "parts": parts,
-            "held": held,
+            "held": own,
             "turned": turned,
             "cell": "",
             "takes": [name for name in inputs if name not in fixed and name not in inside],

@@ -389,6 +389,9 @@ class OperationDifference:
         ):
             values[1].reverse()
         pairs = list(zip(*values, strict=True))
+        if len(pairs) > 1 and not any(self._agree(*pair) for pair in pairs):
+            if all(any(self._agree(number, other) for other in values[1]) for number in values[0]):
+                return None  # the same values in another order
         # What an axis or a single number changes is that of the operation.
         whole = one.name in _SIGNS.values()
         settings = (self._is_setting(*pair, single=whole) and not self._agree(*pair) for pair in pairs)
