@@ -389,13 +389,19 @@ class OperationDifference:
         ):
             values[1].reverse()
         pairs = list(zip(*values, strict=True))
-        if len(pairs) > 1 and not any(self._agree(*pair) for pair in pairs):
-            if all(any(self._agree(number, other) for other in values[1]) for number in values[0]):
-                return None  # the same values in another order
+        if self._are_exchanged(pairs):
+            return None
         # What an axis or a single number changes is that of the operation.
         whole = one.name in _SIGNS.values()
         settings = (self._is_setting(*pair, single=whole) and not self._agree(*pair) for pair in pairs)
         return None if any(settings) else pairs
+
+    def _are_exchanged(self, pairs: Sequence[tuple[int, int]]) -> bool:
+        """Return whether both sides receive the same values, each in another place; axes stay in theirs."""
+        pairs = [(a, b) for a, b in pairs if a in self._sides[0].varying or a in self._named[0]]
+        if len(pairs) < 2 or any(self._agree(*pair) for pair in pairs):
+            return False
+        return all(any(self._agree(a, other) for _, other in pairs) for a, _ in pairs)
 
     def _is_setting(self, a: int, b: int, *, single: bool) -> bool:
         """Return whether two values are single numbers of the code, or axes, borders or shapes."""
