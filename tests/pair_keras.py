@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from tests import ported_keras, ported_torch
+from tests import agent_nets, ported_keras, ported_torch
 
 State = Mapping[str, np.ndarray]
 
@@ -921,6 +922,7 @@ def write(folder: Path) -> None:
     """Write the listed models."""
     for row in json.loads((folder / "keras.json").read_text(encoding="utf-8")):
         factories = vars(ported_keras) if row["model"] in ported_torch.SHAPES else globals()
+        factories = factories | {name: partial(agent_nets.keras_net, name) for name in agent_nets.SHAPES}
         model = factories[row["model"]](**row["options"])
         with np.load(folder / row["state"]) as archive:
             fill(model, row["model"], dict(archive))

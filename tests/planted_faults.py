@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks import verifying
 from ckpttool.commands.verify import Verification, verify
 from ckpttool.networks import ModelSpec
-from tests import pair_models, ported_torch, warm
+from tests import agent_nets, pair_models, ported_torch, warm
 from tests.conftest import ROOT
 from tests.pair_models import SHAPES
 from tests.shared_runners import shared_runners
@@ -31,8 +31,20 @@ State = dict[str, Any]
 DIRECTIONS = ("torch-keras", "keras-torch")
 # B is a program that was exported from the framework of A.
 PROGRAMS = ("torch-onnx", "keras-program")
+# The framework that exports a kind of program.
+EXPORTERS = {"onnx": "torch", "script": "torch", "program": "keras"}
 # Models with layers of their own in Keras: their files have weights only.
-OWN = ("text", "decoder", "gated", "normalized", "convnext", "patches", "tied_decoder", *ported_torch.OWN)
+OWN = (
+    "text",
+    "decoder",
+    "gated",
+    "normalized",
+    "convnext",
+    "patches",
+    "tied_decoder",
+    *ported_torch.OWN,
+    *agent_nets.SHAPES,
+)
 # Names of layers of the PyTorch models, where Keras's differ.
 KERAS_NAMES: dict[str, dict[str, str]] = {
     "mlp": {"0": "first", "2": "second", "4": "third"},
@@ -889,22 +901,29 @@ class Finding:
 
 
 def spec(framework: str, model: str, options: Mapping[str, Any] | None = None) -> ModelSpec:
-    """Return the factory of a model."""
-    if model in ported_torch.SHAPES:
-        module = "ported_torch" if framework == "models" else "ported_keras"
-    else:
-        module = f"pair_{framework}"
+    """Return the factory of a model; `framework` is torch or keras."""
+    if model in agent_nets.SHAPES:
+        return ModelSpec(f"agent_nets:{framework}_net", {"name": model, **(options or {})})
+    family = "ported" if model in ported_torch.SHAPES else "pair"
+    module = "pair_models" if (family, framework) == ("pair", "torch") else f"{family}_{framework}"
     return ModelSpec(f"{module}:{model}", dict(options or {}) or None)
+
+
+def build_torch(model: str, options: Mapping[str, Any]) -> Any:
+    """Return a model in PyTorch."""
+    if model in agent_nets.SHAPES:
+        return agent_nets.torch_net(model, **options)
+    return getattr(ported_torch if model in ported_torch.SHAPES else pair_models, model)(**options)
 
 
 def framework_of(factory: str) -> str:
     """Return the framework of a factory of these models."""
-    return "tensorflow" if factory.startswith(("pair_keras", "ported_keras")) else "torch"
+    return "tensorflow" if "_keras:" in factory or factory.endswith(":keras_net") else "torch"
 
 
 def input_shapes(model: str, framework: str) -> tuple[str, ...]:
     """Return the shapes of a model's inputs as options of `verify`, images in the framework's order."""
-    shapes = tuple((SHAPES | ported_torch.SHAPES)[model].split(";"))
+    shapes = tuple((SHAPES | ported_torch.SHAPES | agent_nets.SHAPES)[model].split(";"))
     name, equals, sizes = shapes[0].rpartition("=")
     first, *rest = sizes.split(",")
     channels_last = framework == "keras" and (len(rest) > 1 or model in ("temporal", "tcn_block"))
@@ -924,8 +943,7 @@ class Sides:
         import numpy as np
         import torch
 
-        module = ported_torch if model in ported_torch.SHAPES else pair_models
-        state = pair_models.torch_state(getattr(module, model)(**right))
+        state = pair_models.torch_state(build_torch(model, right))
         state = {name: value.clone() for name, value in state.items()}
         if change is not None:
             change(state)
@@ -934,25 +952,27 @@ class Sides:
         np.savez(self._folder / f"{title}.npz", **{name: value.numpy() for name, value in state.items()})
         return file
 
-    def onnx(self, title: str, model: str, options: Mapping[str, Any]) -> str:
-        """Export a torch model with the numbers of a written state_dict; return the file."""
+    def traced(self, title: str, model: str, options: Mapping[str, Any], form: str) -> str:
+        """Export a torch model with the numbers of a state_dict as ONNX or TorchScript; return the file."""
         import torch
 
-        module = ported_torch if model in ported_torch.SHAPES else pair_models
-        net = getattr(module, model)(**options).eval()
+        net = build_torch(model, options).eval()
         net.load_state_dict(torch.load(self._folder / f"{title}.pt"))
         shapes = dict(row.rpartition("=")[::2] for row in input_shapes(model, "torch"))
-        names, file = [name or "x" for name in shapes], str(self._folder / f"{title}.onnx")
-        rows = [[2, *map(int, shape.split(","))] for shape in shapes.values()]
+        names, file = [name or "x" for name in shapes], str(self._folder / f"{title}.{form}")
+        rows = [[2, *(int(size) for size in shape.split(",") if size)] for shape in shapes.values()]
         for dtypes in itertools.product((torch.float32, torch.int64), repeat=len(rows)):
             inputs = tuple(torch.ones(row, dtype=dtype) for row, dtype in zip(rows, dtypes, strict=True))
             with contextlib.suppress(Exception):
                 net(*inputs)
                 break
         axes = {name: {0: "n"} for name in names}
-        # ONNX has not all operators of PyTorch.
+        # ONNX has not all operations of PyTorch.
         with warnings.catch_warnings(), contextlib.suppress(torch.onnx.errors.OnnxExporterError):
             warnings.simplefilter("ignore")
+            if form == "script":
+                torch.jit.save(torch.jit.trace(net, inputs), file)
+                return file
             kept = torch.onnx.TrainingMode.PRESERVE  # else norms are folded into convolutions
             torch.onnx.export(
                 net, inputs, file, dynamo=False, input_names=names, dynamic_axes=axes, training=kept
@@ -999,33 +1019,34 @@ class PlantedFaults:
         folder: Path,
         names: Sequence[str] = tuple(FAULTS),
         faults: Mapping[str, Fault] = FAULTS,
-        *,
-        programs: bool = False,
+        chosen: Callable[[str], Sequence[str]] | None = None,
     ) -> None:
+        chosen = chosen or (lambda _: DIRECTIONS)
         self.names = list(names)
         self.faults = faults
         sides = Sides(folder)
         self._files: dict[tuple[str, str, str], str] = {}
         for name in self.names:
             fault, title = faults[name], slug(name)
+            forms = {form for direction in chosen(name) for form in direction.split("-")}
             for framework in ("torch", "keras"):
                 change = fault.keras.get("change", fault.change) if framework == "keras" else fault.change
-                right = sides.torch(f"{title}_right", fault.model, fault.right)
-                wrong = sides.torch(f"{title}_{framework}", fault.model, fault.right, change)
                 options = fault.keras.get("options", fault.options) if framework == "keras" else fault.options
-                if programs:
-                    form, export = (
-                        ("onnx", sides.onnx) if framework == "torch" else ("program", sides.program)
-                    )
-                    self._files[name, form, "wrong"] = export(f"{title}_{framework}", fault.model, options)
-                if framework == "keras":
-                    wrong = sides.keras(f"{title}_keras", fault.model, options)
-                    self._files[name, "keras", "right"] = sides.keras(
-                        f"{title}_right", fault.model, fault.right
-                    )
-                else:
-                    self._files[name, "torch", "right"] = right
-                self._files[name, framework, "wrong"] = wrong
+                # The state_dicts of the Keras models, too.
+                files = [
+                    sides.torch(f"{title}_right", fault.model, fault.right),
+                    sides.torch(f"{title}_{framework}", fault.model, fault.right, change),
+                ]
+                sorts = {"right": ("right", fault.right), "wrong": (framework, options)}
+                for (sort, (end, own)), file in zip(sorts.items(), files, strict=True):
+                    at = f"{title}_{end}", fault.model, own
+                    self._files[name, framework, sort] = file if framework == "torch" else sides.keras(*at)
+                    for form in forms & EXPORTERS.keys():
+                        if EXPORTERS[form] == framework and any(
+                            form == direction.split("-")[sort == "wrong"] for direction in chosen(name)
+                        ):
+                            written = sides.program(*at) if form == "program" else sides.traced(*at, form)
+                            self._files[name, form, sort] = written
         sides.write()
 
     def compare(self, name: str, direction: str) -> Verification:
@@ -1035,13 +1056,12 @@ class PlantedFaults:
         files = (self._files[name, a, "right"], self._files[name, b, "wrong"])
         wrong = fault.keras.get("options", fault.options) if b == "keras" else fault.options
         likes = [
-            None
-            if file.endswith((".keras", ".onnx", ".program"))
-            else spec("models" if framework == "torch" else "keras", fault.model, options)
-            for file, framework, options in zip(files, (a, b), (fault.right, wrong), strict=True)
+            None if form in EXPORTERS or file.endswith(".keras") else spec(form, fault.model, options)
+            for file, form, options in zip(files, (a, b), (fault.right, wrong), strict=True)
         ]
-        shapes = () if files[0].endswith(".keras") else input_shapes(fault.model, a)
-        return verify(*files, like_a=likes[0], like_b=likes[1], input_shapes=shapes, run_code=b == "program")
+        shapes = () if files[0].endswith(".keras") else input_shapes(fault.model, EXPORTERS.get(a, a))
+        code = not {a, b}.isdisjoint(("program", "script"))
+        return verify(*files, like_a=likes[0], like_b=likes[1], input_shapes=shapes, run_code=code)
 
     def find(self, name: str, direction: str) -> Finding:
         """Return what the comparison finds."""
@@ -1077,7 +1097,10 @@ class PlantedFaults:
         with shared_runners(framework_of):
             for name in self.names:
                 for direction in directions(name):
-                    if os.path.exists(self._files[name, direction.partition("-")[2], "wrong"]):
+                    a, b = direction.split("-")
+                    if all(
+                        map(os.path.exists, (self._files[name, a, "right"], self._files[name, b, "wrong"]))
+                    ):
                         yield self.find(name, direction)
 
 

@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -588,7 +589,9 @@ def outcome(row: Finding) -> str:
     return "right" if row.cause_right else "wrong" if row.cause else "none"
 
 
-def main() -> None:
+def main(
+    faults: Mapping[str, Fault] = PORTED_FAULTS, chosen: Callable[[str], Sequence[str]] = directions
+) -> None:
     """Print a row for each fault and direction, and their shares."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="patterns of `MODEL: FAULT`")
@@ -598,23 +601,23 @@ def main() -> None:
     options = parser.parse_args()
     names = [
         name
-        for name, fault in PORTED_FAULTS.items()
+        for name, fault in faults.items()
         if not options.names or any(re.search(pattern, f"{fault.model}: {name}") for pattern in options.names)
     ]
     path = (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", ""))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     counts: Counter[str] = Counter()
+    chosen = (lambda _: PROGRAMS) if options.programs else chosen
     with tempfile.TemporaryDirectory() as folder:
-        planted = PlantedFaults(Path(folder), names, PORTED_FAULTS, programs=options.programs)
-        for row in planted.findings((lambda _: PROGRAMS) if options.programs else directions):
+        planted = PlantedFaults(Path(folder), names, faults, chosen)
+        for row in planted.findings(chosen):
             counts.update(
                 ("all", f"cause {outcome(row)}", *("found",) * row.detected, *("layer",) * row.layer_right)
             )
             marks = "".join("-+"[flag] for flag in (row.detected, row.layer_right)) + outcome(row)[0]
-            model = PORTED_FAULTS[row.fault].model
             print(  # noqa: T201
-                f"{marks} {model}: {row.fault} | {row.direction} | {row.layer} ({row.where}, "
-                f"{row.confirmed}) | {row.cause}",
+                f"{marks} {faults[row.fault].model}: {row.fault} | {row.direction} | {row.layer} "
+                f"({row.where}, {row.confirmed}) | {row.cause}",
                 flush=True,
             )
     print(dict(counts))  # noqa: T201

@@ -237,7 +237,7 @@ def _hand_written(folder: Path) -> Iterator[RightPair]:
     sides.write()
     for name, pair in files.items():
         like_a = planted_faults.spec("keras", name) if name in planted_faults.OWN else None
-        yield _measured(name, "by hand", pair, like_a=like_a, like_b=planted_faults.spec("models", name))
+        yield _measured(name, "by hand", pair, like_a=like_a, like_b=planted_faults.spec("torch", name))
 
 
 def _agents(folder: Path) -> Iterator[RightPair]:

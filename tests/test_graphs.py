@@ -665,7 +665,7 @@ def test_roles_and_settings_of_weights(tmp_path: Path) -> None:
         "k": f(2, 1, 3),
         "t": f(4),
         "g": f(4),
-        "h": f(4),
+        "n": f(4),
     }
     nodes = [
         N("MatMul", ["x", "w"], ["h"]),
@@ -674,12 +674,12 @@ def test_roles_and_settings_of_weights(tmp_path: Path) -> None:
         N("MatMul", ["j", "both"], ["o"]),
         N("Gemm", ["o", "both"], ["p"], transB=1),
         N("LayerNormalization", ["p", "t"], ["q"], epsilon=1e-3),
-        N("GroupNormalization", ["q", "g", "h"], ["e"], epsilon=1e-2, num_groups=2),
+        N("GroupNormalization", ["q", "g", "n"], ["e"], epsilon=1e-2, num_groups=2),
         N("Unsqueeze", ["e", "axis"], ["r"]),
         N("Conv", ["r", "k"], ["y"], dilations=[2], kernel_shape=[3], pads=[2, 2]),
     ]
     graph = load(
-        make_model(nodes, {"x": f(4, 4)}, {**constants, "axis": np.asarray([1])}), tmp_path / "m.onnx"
+        make_model(nodes, {"x": f(4, 4)}, {**constants, "axis": np.asarray([1])}, 21), tmp_path / "m.onnx"
     )
     paths, roles = find_paths(graph), find_roles(graph)
     known = {name: roles[paths[name]][0] for name in constants if paths[name] in roles}

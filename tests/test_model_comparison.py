@@ -445,6 +445,24 @@ def test_float64_runs_differ_by_what_last_bits_of_the_inputs_change(
     assert output.parity.within == within
 
 
+@pytest.mark.parametrize("apart", [2e-6, 1e-3])
+@pytest.mark.parametrize(("rate", "within"), [(1.0, True), (0.0, False)])
+def test_rounding_costs_an_output_that_grows_with_its_inputs_as_many_last_bits(
+    apart: float, rate: float, within: bool
+) -> None:
+    """An exponential moves in proportion to the inputs' last bits, a threshold at once."""
+    a = np.exp(np.linspace(-8, -4, 20)).reshape(10, 2)
+    moved = np.full_like(a, 4e-7)
+    further = moved * (output_comparison.MANY_BITS if rate else 1)
+    smooth = output_comparison.is_smooth(moved, further)
+    assert smooth == bool(rate)
+    bound = output_comparison.RoundingBound(0.01, 1e-6)
+    measured = output_comparison.measure_output(
+        "y", (a, a + apart), (a, a), bound, None, moved, smooth=smooth
+    )
+    assert measured.parity.within == (within and apart < 1e-4)
+
+
 def test_a_jump_at_a_last_bit_excuses_no_larger_difference() -> None:
     a = np.linspace(-4, 4, 20).reshape(10, 2)
     sensitivity = np.zeros_like(a)
@@ -624,4 +642,4 @@ def test_a_product_and_its_bias_are_one_layer_unless_the_product_is_used_elsewhe
     imports = [helper.make_opsetid("", 18)]
     onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), tmp_path / "m.onnx")
     layers = [row["gives"] for row in model_runner.OnnxRunner(str(tmp_path / "m.onnx"))._nodes]
-    assert layers == (["y"] if users == 1 else ["m", "y", "z"])
+    assert layers == ([["y"]] if users == 1 else [["m"], ["y"], ["z"]])

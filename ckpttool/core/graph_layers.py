@@ -40,7 +40,8 @@ class GraphOperation:
 class GraphLayer:
     """Operations that are one layer: its input, output, and the constants that it uses.
 
-    `before` is the value that the layer passes to its activation, "" if it includes none.
+    `before` is the value that the layer passes to its activation, "" if it includes none. `states` are what
+    a loop over steps receives beside its input.
     """
 
     def __init__(self, path: str, operations: list[GraphOperation]) -> None:
@@ -48,7 +49,13 @@ class GraphLayer:
         self.operations = operations
         self.cls = ""
         self.takes = self.gives = self.before = ""
+        self.states: list[str] = []
         self.stored: list[str] = []
+
+    @property
+    def inputs(self) -> list[str]:
+        """What the layer receives."""
+        return [self.takes, *self.states]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -147,6 +154,8 @@ class LayerGrouping:
                 if name not in layer_.stored:
                     layer_.stored.append(name)
         layer_.cls = _layer_class(operations, len(layer_.stored))
+        if layer_.cls == "RNN":
+            layer_.states = [name for name in dict.fromkeys(outside) if name != layer_.takes]
         last = [operation for operation in operations if self._weights(operation)]
         if last and layer_.cls in (*_CONVOLUTIONS, *_PRODUCTS) and last[-1].gives[0] != layer_.gives:
             layer_.before = last[-1].gives[0]

@@ -692,9 +692,13 @@ class TorchRunner(ModelRunner):
     def styles(self, names: list[str], inputs: list[Any]) -> list[Callable[[Any], Any]]:
         """Return the ways of passing inputs; several go by name first if the model has these parameters."""
         ways = super().styles(names, inputs)
-        if len(names) > 1 and {*inspect.signature(self.model.forward).parameters}.issuperset(names):
+        if len(names) > 1 and {*self.parameter_names()}.issuperset(names):
             ways[:2] = ways[1::-1]
         return ways
+
+    def parameter_names(self) -> list[str]:
+        """Return the names of what the model's call receives."""
+        return list(inspect.signature(self.model.forward).parameters)
 
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs without gradients."""

@@ -23,6 +23,7 @@ import numpy as np
 from ckpttool.core import sandbox
 from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
 from ckpttool.core.graph_layers import GraphLayer, GraphOperation, LayerGrouping
+from ckpttool.core.kinds import LAYER_TYPES, gate_order
 from ckpttool.networks import model_training
 from ckpttool.networks.messages import Message, end_process, list_handlers, message_pipes, serve
 from ckpttool.networks.model_child import (
@@ -97,6 +98,10 @@ class ScriptRunner(TorchRunner):
     """
 
     observe = ModelRunner.observe
+
+    def parameter_names(self) -> list[str]:
+        """Return the names of what the program's call receives: its method has no Python signature."""
+        return [argument.name for argument in self.model._c._get_method("forward").schema.arguments[1:]]
 
     def call(self, names: list[str], arrays: list[Any], *, exact: bool = False) -> Any:
         """Return the outputs; with a recorder, those of the copy of the graph."""
@@ -286,17 +291,19 @@ class SignatureRunner(TensorFlowRunner):
             return [values[tensor.name] for tensor in tensors]
 
         rows = ((node.type, read(node.inputs), read(node.outputs)) for node in nodes)
-        groups = ((path, [values[x.takes]], values[x.gives]) for path, x in self._groups.items())
+        groups = (
+            (path, [values[name] for name in x.inputs], values[x.gives]) for path, x in self._groups.items()
+        )
         recorder.record_graph((read(self._graph.inputs), read(self._graph.outputs)), rows, groups)
         return "tensorflow"
 
     def _record(self, recorder: CallRecorder, names: list[str], arrays: list[Any]) -> None:
         """Compute the values between the layers."""
         groups = self._groups.values()
-        requested = (name for group in groups for name in (group.takes, group.before, group.gives))
+        requested = (name for group in groups for name in (*group.inputs, group.before, group.gives))
         values = self._values(names, arrays, requested)
         for path, group in self._groups.items():
-            record = recorder.enter(path, (values[group.takes],), {})
+            record = recorder.enter(path, tuple(values[name] for name in group.inputs), {})
             if record is not None and group.before:
                 recorder.before_activation(record, values[group.before])
             recorder.leave(record, values[group.gives])
@@ -312,8 +319,8 @@ class SignatureRunner(TensorFlowRunner):
             raise UnsupportedError("operations of a graph have fixed attributes")
         names = self._named(layer)
         graph = self._graph.graph
-        feeds = [layer.takes, *(names[title] for title in changes["tensors"])]
-        arrays = [call[0][0], *changes["tensors"].values()]
+        feeds = [*layer.inputs, *(names[title] for title in changes["tensors"])]
+        arrays = [*call[0], *changes["tensors"].values()]
         run = self._graph.prune(
             [graph.get_tensor_by_name(feed) for feed in feeds], graph.get_tensor_by_name(end)
         )
@@ -353,8 +360,15 @@ def _operation_settings(operation: Any) -> dict[str, Any]:
 
 
 _MOST_EXACT = 1 << 22
-# Operations whose result is another form of a weight.
+# Operators whose result is another form of a weight, or a part; whose result is a size; and that weigh.
 _FORMS = ("Cast", "DequantizeLinear", "Identity", "Reshape", "Transpose")
+_PARTS = ("Concat", "Gather", "Slice", "Split", "Squeeze", "Unsqueeze")
+_SIZES = ("Shape", "Size")
+# The weights of recurrent operators by their inputs, as PyTorch calls them, and the ends of both directions.
+_CELL_TENSORS, _WAYS = (("weight_ih",), ("weight_hh",), ("bias_ih", "bias_hh")), ("", "_reverse")
+# Those of queries, keys and values in one, of the scores, of the values, and of the results.
+_FEWEST_PRODUCTS = 4
+_WEIGHED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # Attributes of ONNX that are yes or no.
 _FLAGS = ("keepdims", "allowzero", "noop_with_empty_axes", "transA", "transB", "ceil_mode", "exclusive")
 
@@ -377,6 +391,15 @@ class OnnxRunner(ModelRunner):
         array = onnx.numpy_helper.to_array
         self._stored = {constant.name: array(constant) for constant in self.model.graph.initializer}
         self._run = self._session(self.model)
+        self._feeds: dict[str, Any] = {}
+        self._computed: dict[str, Any] = {}
+        self._cells = {
+            op: row.name
+            for row in LAYER_TYPES.values()
+            if row.family == "recurrent"
+            for op in row.onnx
+            if row.name != "gru_reset_before"
+        }
         self._nodes = list(self._layer_nodes())
 
     def _session(self, model: Any) -> Any:
@@ -419,28 +442,36 @@ class OnnxRunner(ModelRunner):
         return numbers.from_array(numbers.to_array(tensor).astype(np.float64), tensor.name)
 
     def call_layer(self, path: str, call: tuple[Any, Any], changes: Message, *, exact: bool) -> Any:
-        """Return the result of a node with other initializers or attributes."""
+        """Return the results of a node with other constants or attributes."""
         row = next(node for node in self._nodes if node["path"] == path)
-        make, layer_input = self._onnx.helper, call[0][0]
-        nodes = [copy.deepcopy(part) for part in row["parts"]]
+        make, layer_inputs = self._onnx.helper, dict(paired(row["takes"], call[0]))
+        whole = (self.exact if exact else self.model).graph.node  # in float64 with other casts and constants
+        first = {id(part): number for number, part in enumerate(self.model.graph.node)}
+        nodes = [copy.deepcopy(whole[first[id(part)]]) for part in row["parts"]]
         for name, value in changes["settings"].items():
             kept = [attribute for attribute in nodes[0].attribute if attribute.name != name]
             del nodes[0].attribute[:]
             nodes[0].attribute.extend([*kept, make.make_attribute(name, value)])
+        float_type = call[0][0].dtype
+        inside = {name for part in row["parts"] for name in part.output}
+        outside = {name for part in row["parts"] for name in part.input if name} - inside - {*row["takes"]}
+        constants = dict(self._constants(outside), **self._packed(row, changes["tensors"]))
         initializers = []
-        for name in row["held"]:
-            array = np.asarray(changes["tensors"].get(name, self._stored[name]))
-            array = array.astype(layer_input.dtype) if array.dtype.kind == "f" else array
+        for name, value in constants.items():
+            array = np.asarray(value)
+            array = array.astype(float_type) if array.dtype.kind == "f" else array
             initializers.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
-        kind = make.np_dtype_to_tensor_dtype(layer_input.dtype)
-        takes = [make.make_tensor_value_info(row["takes"], kind, layer_input.shape)]
-        gives = [self._onnx.ValueInfoProto(name=row["gives"])]
+        takes = [
+            make.make_tensor_value_info(name, make.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for name, array in layer_inputs.items()
+        ]
+        gives = [self._onnx.ValueInfoProto(name=name) for name in row["gives"]]
         graph = make.make_graph(nodes, "layer", takes, gives, initializers)
         model = make.make_model(
             graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version
         )
         run = self._evaluator(model) if exact else self._session(model)
-        return run(None, {row["takes"]: layer_input})[0]
+        return run(None, layer_inputs)
 
     def inputs(self) -> list[dict[str, Any]]:
         """Return the graph's inputs without initializers."""
@@ -461,15 +492,18 @@ class OnnxRunner(ModelRunner):
         """Return the outputs; with a recorder, every layer's inputs and output, too."""
         feeds = dict(paired(names, [self.tensor(array, exact=exact) for array in arrays]))
         outputs = [output.name for output in self.model.graph.output]
+        self._feeds = (
+            feeds if not exact else dict(paired(names, [self.tensor(x, exact=False) for x in arrays]))
+        )
         if self._recorder is None:
             run = self._evaluator(self.exact) if exact else self._run
             return dict(paired(outputs, run(None, feeds)))
-        requested = (name for row in self._nodes for name in (row["takes"], row["gives"]))
+        requested = (name for row in self._nodes for name in (*row["takes"], *row["gives"]))
         known = self._values(feeds, requested, exact=exact)
         for row in self._nodes:
-            if row["takes"] in known and row["gives"] in known:
-                record = self._recorder.enter(row["path"], (known[row["takes"]],), {})
-                self._recorder.leave(record, known[row["gives"]])
+            inputs, results = ([known.get(name) for name in row[side]] for side in ("takes", "gives"))
+            if not any(value is None for value in (*inputs, *results)):
+                self._recorder.leave(self._recorder.enter(row["path"], tuple(inputs), {}), results)
         # A session of its own would begin again with the seeds of random operations.
         return (
             {name: known[name] for name in outputs}
@@ -502,7 +536,10 @@ class OnnxRunner(ModelRunner):
             if node.op_type != "Constant":
                 nodes.append((node.op_type, [*inputs, *shown], outputs))
         ends = list(feeds.values()), [values[output.name] for output in graph.output]
-        layers = ((row["path"], [values[row["takes"]]], values[row["gives"]]) for row in self._nodes)
+        layers = (
+            (row["path"], [values[name] for name in row["takes"]], [values[name] for name in row["gives"]])
+            for row in self._nodes
+        )
         recorder.record_graph(ends, nodes, layers)
         return "onnx"
 
@@ -513,21 +550,30 @@ class OnnxRunner(ModelRunner):
             for name in node.input:
                 users.setdefault(name, []).append(node)
         merged: set[int] = set()
-        # Values that no input changes, and the initializers of which they are another form.
+        # Values that no input's numbers change, and the initializers of which they are forms or parts.
         fixed = dict({name: [name] for name in self._stored}, **{"": []})
+        blocks = self._attention_blocks()
+        inner = {number: scope for scope, numbers in blocks.items() for number in numbers}
         for number, node in enumerate(nodes):
-            constants, parts = [form for name in node.input for form in fixed.get(name, ())], [node]
-            if all(name in fixed for name in node.input):
-                fixed.update((name, constants if node.op_type in _FORMS else []) for name in node.output)
-            if number in merged or not node.output or node.output[0] in fixed:
+            cell = self._cells.get(node.op_type, "")
+            parts, takes = [node], [name for name in dict.fromkeys(node.input) if name not in fixed]
+            if node.op_type in _SIZES or not takes:
+                whole = node.op_type in (*_FORMS, *_PARTS)
+                sources = [source for name in node.input for source in fixed.get(name, ())] if whole else []
+                fixed.update((name, sources) for name in node.output)
+            scope = inner.get(number, "")
+            if scope and number == blocks[scope][-1]:
+                yield self._attention_row(scope, [nodes[n] for n in blocks[scope]], fixed, users)
+            if scope or number in merged or not node.output or node.output[0] in fixed:
                 continue
-            takes = next((name for name in node.input if name not in fixed), "")
-            gives = node.output[0]
-            after = users.get(gives, [])
+            gives = [name for name in node.output if name] if cell else [node.output[0]]
+            own = {} if cell else self._titles(node.input, fixed, forms=node.op_type in _WEIGHED)
+            after = users.get(gives[0], [])
             if node.op_type == "MatMul" and len(after) == 1 and after[0].op_type == "Add":
-                biases = [name for name in after[0].input if name in self._stored]
-                if constants and biases:
-                    constants, gives = [*constants, *biases], after[0].output[0]
+                biases = [name for name in after[0].input if name in fixed]
+                if own and biases:
+                    own.update(self._titles(biases, fixed, forms=True))
+                    gives = [after[0].output[0]]
                     merged.add(nodes.index(after[0]))
                     parts.append(after[0])
             path = node.name or f"{node.op_type}_{number}"
@@ -536,18 +582,148 @@ class OnnxRunner(ModelRunner):
                 "class": node.op_type,
                 "node": node,
                 "parts": parts,
-                "held": constants,
-                "takes": takes,
+                "held": own,
+                "cell": cell,
+                # Of other operators the first input is compared, and of cells the states, too.
+                "takes": takes if cell else takes[:1] or [""],
                 "gives": gives,
             }
 
+    def _attention_blocks(self) -> dict[str, list[int]]:
+        """Return the nodes of each attention that a module computes by itself, by the module's scope.
+
+        PyTorch exports a module's nodes under its path: weighed products, and a softmax between two others.
+        """
+        scopes: dict[str, list[Any]] = {}
+        nodes = list(self.model.graph.node)
+        for node in nodes:
+            scopes.setdefault(node.name.rpartition("/")[0], []).append(node)
+        blocks: dict[str, list[int]] = {}
+        for scope, own in scopes.items():
+            kinds = [node.op_type for node in own]
+            products = sum(kind in ("MatMul", "Gemm") for kind in kinds)
+            if scope and "Softmax" in kinds and products >= _FEWEST_PRODUCTS:
+                inside = (n for n, node in enumerate(nodes) if node.name.startswith(scope + "/"))
+                blocks[scope] = list(inside)
+        return blocks
+
+    def _attention_row(
+        self, scope: str, parts: list[Any], fixed: dict[str, list[str]], users: Any
+    ) -> Message:
+        """Return the row of an attention; its tensors have the names and the form of PyTorch's module."""
+        module = scope.rpartition("/")[2] + "."
+        inside = {name for part in parts for name in part.output}
+        inputs = [name for name in dict.fromkeys(name for part in parts for name in part.input) if name]
+        results = {output.name for output in self.model.graph.output}
+        members = {id(part) for part in parts}
+        gives = [
+            name
+            for part in parts
+            for name in part.output
+            if name not in fixed
+            and (name in results or any(id(user) not in members for user in users.get(name, ())))
+        ]
+        own, turned = {}, []
+        for name in inputs:
+            array = self._stored.get(name)
+            if array is None or array.dtype.kind != "f" or array.size < 2:
+                continue
+            title = name.rpartition(module)[2].replace(".", "/")
+            if module not in name and array.ndim == 2 and array.shape[1] == 3 * array.shape[0]:
+                title = "in_proj_weight"  # the exporter has transposed it
+                turned.append(title)
+            own[title] = name
+        return {
+            "path": scope,
+            "class": "Attention",
+            "node": None,
+            "parts": parts,
+            "held": own,
+            "turned": turned,
+            "cell": "",
+            "takes": [name for name in inputs if name not in fixed and name not in inside],
+            "gives": gives,
+        }
+
+    def _titles(self, inputs: Any, fixed: dict[str, list[str]], *, forms: bool) -> dict[str, str]:
+        """Return a node's constants that are tensors: names of initializers, and those of their forms."""
+        titles: dict[str, str] = {}
+        for name in inputs:
+            sources = [source for source in fixed.get(name, ()) if self._stored[source].dtype.kind == "f"]
+            if name in self._stored:
+                titles[name] = name
+            elif forms and len(sources) == 1:
+                titles[sources[0]] = name
+            elif sources and not forms:
+                titles.update((source, source) for source in sources)
+        return titles
+
+    def _constants(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return values that no input's numbers change.
+
+        Those that the graph computes, e.g. from sizes, are those of the last call, and missing before it.
+        """
+        requested = list(names)
+        computed = [name for name in requested if name not in self._stored and name not in self._computed]
+        values = self._values(self._feeds, computed, exact=False) if computed and self._feeds else {}
+        known = dict(self._stored, **dict(self._computed, **values))
+        return {name: known[name] for name in requested if name in known}
+
+    def _tensor_inputs(self, row: Message) -> list[str]:
+        """Return the values of a graph that are the tensors of a layer."""
+        return (
+            [name for name in row["node"].input[1:4] if name] if row["cell"] else list(row["held"].values())
+        )
+
+    def _tensors(self, row: Message) -> dict[str, Any]:
+        """Return the tensors of a layer; those of a cell have PyTorch's names and order of gates."""
+        names = self._tensor_inputs(row)
+        values = self._constants(names)
+        if not row["cell"]:
+            turned = row.get("turned", ())
+            return {
+                title: values[name].T if title in turned else values[name]
+                for title, name in row["held"].items()
+                if name in values
+            }
+        if len(values) < len(names):
+            return {}
+        order = gate_order(row["cell"], "onnx", "torch")
+        tensors: dict[str, Any] = {}
+        for name, titles in paired(names, _CELL_TENSORS):
+            for way, array in paired(_WAYS, values[name]):
+                for title, half in paired(titles, np.split(array, len(titles))):
+                    blocks = np.split(half, len(order))
+                    tensors[f"{title}_l0{way}"] = np.concatenate([blocks[index] for index in order])
+        return tensors
+
+    def _packed(self, row: Message, changes: dict[str, Any]) -> dict[str, Any]:
+        """Return changed tensors of a layer by the names of the node's inputs."""
+        if not row["cell"]:
+            turned = row.get("turned", ())
+            return {
+                row["held"].get(title, title): array.T if title in turned else array
+                for title, array in changes.items()
+            }
+        tensors = dict(self._tensors(row), **changes)
+        order, packed = gate_order(row["cell"], "torch", "onnx"), {}
+        names = self._tensor_inputs(row)
+        for name, titles in paired(names, _CELL_TENSORS):
+            ways = [way for way in _WAYS if f"{titles[0]}_l0{way}" in tensors]
+            rows = [[np.split(tensors[f"{title}_l0{way}"], len(order)) for title in titles] for way in ways]
+            packed[name] = np.stack(
+                [np.concatenate([half[n] for half in own for n in order]) for own in rows]
+            )
+        return packed
+
     def layers(self) -> list[dict[str, Any]]:
-        """Return every node with its initializers and attributes."""
+        """Return every node with its constants and attributes."""
         value, rows = self._onnx.helper.get_attribute_value, []
+        self._computed = self._constants({name for row in self._nodes for name in self._tensor_inputs(row)})
         for node in self._nodes:
-            settings = plain_settings({one.name: value(one) for one in node["node"].attribute})
-            tensors = {name: self._stored[name] for name in node["held"]}
-            rows.append(layer_row(node["path"], node["class"], settings, tensors))
+            attributes = node["node"].attribute if node["node"] is not None else ()
+            settings = plain_settings({one.name: value(one) for one in attributes})
+            rows.append(layer_row(node["path"], node["class"], settings, self._tensors(node)))
         return rows
 
 

@@ -433,8 +433,9 @@ def _merged(arrays: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> Iterat
 def _steps(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the outputs of a call; of a sequence with states, or by direction, the last steps, too."""
     first = arrays[0]
-    if first.ndim == 4 and first.shape[1] == 1:  # ONNX: steps, directions, batch, features
-        return [first, first[:, 0], first[-1, 0]]
+    if first.ndim == 4 and first.shape[1] in (1, 2):  # ONNX: steps, directions, batch, features
+        whole = np.concatenate([*np.moveaxis(first, 1, 0)], -1)
+        return [first, whole, whole[-1]]
     if len(arrays) == 1 or first.ndim != 3:
         return [first]
     return [first, first[:, -1], *arrays[1:]]
@@ -1026,7 +1027,7 @@ def _find_rounding(a: np.ndarray, b: np.ndarray) -> str | None:
 _MOST_TESTED = 1 << 20
 
 
-_NO_ACTIVATION = "no activation"
+NO_ACTIVATION = "no activation"
 _SLOPES = (0.01, 0.1, 0.2, 0.3)
 
 
@@ -1034,7 +1035,7 @@ def iter_activations(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the results of the known activations by name."""
     for name in ACTIVATIONS:
         for slope in _SLOPES if name == "leaky_relu" else (DEFAULT_SLOPE,):
-            title = {"linear": _NO_ACTIVATION, "gelu": "exact gelu"}.get(name)
+            title = {"linear": NO_ACTIVATION, "gelu": "exact gelu"}.get(name)
             result = numpy_backend.ACTIVATIONS[name](Activation(name, slope))(x)
             yield title or format_activation(name, slope), np.asarray(result, np.float64)
     yield "tanh gelu", 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
@@ -1095,7 +1096,7 @@ def _function_of(a: np.ndarray, b: np.ndarray, bound: float) -> Cause | None:
     """Return the activation, or the clipping, that one side applies to the other side's numbers."""
     for one, x, other, y in (("A", a, "B", b), ("B", b, "A", a)):
         name = name_activation(y, x, bound)
-        if name is not None and name != _NO_ACTIVATION:
+        if name is not None and name != NO_ACTIVATION:
             return Cause(f"{one}'s numbers are {name} of {other}'s", confirmed=True)
         low, high = float(x.min()), float(x.max())
         if low < high and float(np.abs(np.clip(y, low, high) - x).max()) <= bound * max(-low, high):
@@ -1157,7 +1158,7 @@ def activation_cause(
         candidates = (name_activation(x, y, bound) for x in (*call.before, *call.outputs[:1]))
         name = next(filter(None, candidates), None)
         # A layer's output is its own activation's, which may be an unknown one.
-        names.append(None if call.before and name == _NO_ACTIVATION and not _is_plain(call) else name)
+        names.append(None if call.before and name == NO_ACTIVATION and not _is_plain(call) else name)
     return _different_activations(names)
 
 

@@ -61,6 +61,7 @@ from ckpttool.verification.inputs import (
     parse_named_shapes,
 )
 from ckpttool.verification.output_comparison import (
+    MANY_BITS,
     ComparisonRound,
     OutputNames,
     OutputResult,
@@ -70,6 +71,7 @@ from ckpttool.verification.output_comparison import (
     are_close,
     change_last_bits,
     changing_outputs,
+    is_smooth,
     measure_output,
     pair_outputs,
     run_network,
@@ -741,22 +743,24 @@ class _Rounds:
             comparison.results[:] = [self._measure(comparison, name, moved.get(name.a)) for name in names]
         return comparison
 
-    def _sensitivity(self, comparison: ComparisonRound) -> dict[str, np.ndarray]:
-        """Return how far A's float64 outputs move with the last bits of float inputs."""
+    def _sensitivity(self, comparison: ComparisonRound) -> dict[str, tuple[np.ndarray, bool]]:
+        """Return how far A's float64 outputs move with last bits of float inputs, and if in proportion."""
         a, inputs = self._session.sides[0], self._session.inputs
         if not any(array.dtype.kind == "f" for array in inputs):
             return {}
-        self._session.give(change_last_bits(inputs))
+        plain, moves = comparison.exact[0] or {}, []
         try:
-            outputs, _ = a.run(exact=True, observe=False)
+            for bits in (1, MANY_BITS):
+                self._session.give(change_last_bits(inputs, bits))
+                outputs, _ = a.run(exact=True, observe=False)
+                same = {
+                    name: x for name, x in outputs.items() if name in plain and x.shape == plain[name].shape
+                }
+                moves.append({name: np.nan_to_num(np.abs(x - plain[name])) for name, x in same.items()})
         finally:
             self._session.give(inputs)
-        plain = comparison.exact[0] or {}
-        return {
-            name: np.nan_to_num(np.abs(output - plain[name]))
-            for name, output in outputs.items()
-            if name in plain and output.shape == plain[name].shape
-        }
+        one, many = moves
+        return {name: (one[name], is_smooth(one[name], many[name])) for name in one.keys() & many.keys()}
 
     def _few_calls(
         self, calls: tuple[list[dict[str, Any]], list[dict[str, Any]]]
@@ -776,7 +780,7 @@ class _Rounds:
         return ([*keys[0]], [*keys[1]]) if size <= _MOST_BYTES else ([], [])
 
     def _measure(
-        self, comparison: ComparisonRound, names: OutputNames, sensitivity: np.ndarray | None = None
+        self, comparison: ComparisonRound, names: OutputNames, moved: tuple[np.ndarray, bool] | None = None
     ) -> OutputResult:
         exact = [
             None if values is None else values.get(key)
@@ -784,8 +788,9 @@ class _Rounds:
         ]
         other = None if exact[1] is None else move_channels(exact[1], names.how)
         outputs = comparison.outputs[0][names.a], move_channels(comparison.outputs[1][names.b], names.how)
+        sensitivity, smooth = (None, False) if moved is None else moved
         bounds = self._bound, self._tolerance, sensitivity
-        return measure_output(names.a, outputs, (exact[0], other), *bounds)
+        return measure_output(names.a, outputs, (exact[0], other), *bounds, smooth=smooth)
 
     def further(self, main: ComparisonRound) -> ComparisonRound:
         """Compare on further inputs; return the first round that differs, which the sides then have."""
@@ -1240,8 +1245,9 @@ class _LayerFinder:
             if cause is None and before is not None:
                 prior = captured[0][before.a.key], captured[1][before.b.key]
                 activation = causes.activation_cause(prior, (after[0], after[1]), self._bound)
-                owner = self._activation_layer(before, pair, prior[1]) if activation is not None else None
-                if owner is not None:
+                if activation is not None and (
+                    owner := self._activation_layer(before, pair, prior[1], activation)
+                ):
                     return _divergence(before.a.path, owner, LAYER, None, activation, title)
                 cause = activation
         called = None if cause is not None else self._called_instead(pairs, pair, calls[0])
@@ -1279,10 +1285,11 @@ class _LayerFinder:
         ]
         opened = [{ROOT, key[0]} if where == LAYER else {ROOT} for key in keys]
         for item in pairs:
-            for layer, paths in zip((item.a, item.b), opened, strict=True):
-                # What a layer's own activation computes of equal inputs may be the difference.
-                if layer.settings.get("activation", "linear") != "linear" and self._parts_in(item, sides):
-                    paths.add(layer.path)
+            # What a layer's own activation computes of equal inputs may be the difference.
+            own = any(side.settings.get("activation", "linear") != "linear" for side in (item.a, item.b))
+            if own and self._parts_in(item, sides):
+                opened[0].add(item.a.path)
+                opened[1].add(item.b.path)
         one, other = (
             side.with_layers(paths - own, words)
             for side, paths, own, words in zip(sides, known, opened, ({}, titles), strict=True)
@@ -1311,10 +1318,14 @@ class _LayerFinder:
         apart = (pair for pair in pairs if align_arrays(*pair)[0] > self._bound)
         return next(apart, pairs[0])
 
-    def _activation_layer(self, before: LayerCallPair, pair: LayerCallPair, call: CapturedCall) -> str | None:
+    def _activation_layer(
+        self, before: LayerCallPair, pair: LayerCallPair, call: CapturedCall, activation: Cause
+    ) -> str | None:
         """Return B's layer that applies the activation between two pairs, None if no layer does."""
         if call.before:
             return before.b.path
+        if activation.text.endswith(f"B applies {causes.NO_ACTIVATION}"):
+            return None  # B has no layer for it
         keys = [layer.key for layer in self._layers[1]]
         between = self._layers[1][keys.index(before.b.key) + 1 : keys.index(pair.b.key)]
         return next((layer.path for layer in between if layer.family == "activation"), None)
