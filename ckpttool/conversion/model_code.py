@@ -34,7 +34,8 @@ from ckpttool.evaluation.agent_networks import (
 )
 from ckpttool.evaluation.restore import Agent
 from ckpttool.libraries.schema import NORMALIZER, AgentNetwork
-from ckpttool.mapping.rules import KEEP, SEQUENTIAL_EDGES, Move, Permute, Rule
+from ckpttool.mapping.keras_names import SEQUENTIAL_EDGES
+from ckpttool.mapping.rules import KEEP, Move, Permute, Rule
 from ckpttool.networks.build import UNBOUNDED, NetworkSettings, policy_network
 from ckpttool.networks.network import (
     Activation,
