@@ -46,21 +46,16 @@ from ckpttool.networks.network import Network
 from ckpttool.networks.worker import TIMEOUT_S, Worker
 from ckpttool.verification.options import FurtherVerificationKeywords, VerificationOptions
 from ckpttool.verification.output_comparison import (
-    OWN_ERROR,
     Parity,
     failed_parity,
     make_observations,
     measure_parity,
     run_network,
 )
-from ckpttool.verification.sides import are_models, model_sides, restore_side, side_entries
+from ckpttool.verification.sides import ModelSide, are_models, model_sides, restore_side, side_entries
+from ckpttool.verification.tolerances import OWN_ERROR
 from ckpttool.verification.training import TrainingOptions
-from ckpttool.verification.two_models import (
-    ModelComparison,
-    ModelComparisonOptions,
-    ModelSide,
-    compare_models,
-)
+from ckpttool.verification.two_models import ModelComparison, ModelComparisonOptions, compare_models
 from ckpttool.verification.update_comparison import TrainStepComparison, compare_training
 
 if TYPE_CHECKING:

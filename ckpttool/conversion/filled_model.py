@@ -56,7 +56,7 @@ from ckpttool.verification.proof import (
     comparing_command,
     prove_outputs,
 )
-from ckpttool.verification.two_models import ModelSide
+from ckpttool.verification.sides import ModelSide
 
 
 def parse_match_options(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:

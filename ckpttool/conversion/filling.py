@@ -87,7 +87,7 @@ from ckpttool.verification.proof import (
     preserve_state,
     prove_live,
 )
-from ckpttool.verification.two_models import ModelHost
+from ckpttool.verification.sides import ModelHost
 
 if TYPE_CHECKING:
     from ckpttool.networks.model_runner import ModelRequests
