@@ -17,6 +17,7 @@ from ckpttool.networks.model_child import last_error_line
 from ckpttool.verification import causes, two_models
 from ckpttool.verification.inputs import InputPair, draw_inputs, further_inputs
 from ckpttool.verification.output_comparison import RoundingBound, measure_output, pair_outputs
+from ckpttool.verification.sides import ModelSide
 from tests.conftest import ROOT
 from tests.test_verify_models import here
 
@@ -147,7 +148,7 @@ def test_the_order_of_axes_is_that_with_which_the_models_can_be_called() -> None
         """What a process answers if its model accepts steps before channels only."""
 
         def __init__(self, word: str, inputs: list[Any]) -> None:
-            self.side = two_models.ModelSide(word, "file", ModelSpec("module:factory"))
+            self.side = ModelSide(word, "file", ModelSpec("module:factory"))
             self.names: list[str] = []
             self.dtypes: dict[str, str] = {}
             self.opened, self.inputs = 0, inputs

@@ -253,7 +253,7 @@ def test_only_the_command_that_is_chosen_is_imported() -> None:
         modules = imported(*words)
         assert {name for name in modules if not name.startswith(("ckpttool.core", "ckpttool.version"))} == own
     modules = {name for name in imported("eval", "--help") if name.startswith("ckpttool.cli")}
-    chosen = ("columns", "completion", "evaluate", "next_steps", "parameters", "tables")
+    chosen = ("columns", "evaluate", "parameters", "tables")
     assert modules == own | {f"ckpttool.cli.{name}" for name in chosen}
 
 

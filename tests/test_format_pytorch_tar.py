@@ -22,7 +22,7 @@ from ckpttool.core import (
     UnsupportedError,
     key,
 )
-from ckpttool.encodings import Dict, Global, PersistentId, PickleObject, archives, dumps
+from ckpttool.encodings import Dict, Global, PersistentId, PickleObject, dumps, tar_members
 from ckpttool.formats import Probe, open_checkpoint, torch_legacy
 from ckpttool.formats.torch_legacy import PYTORCH_TAR
 from tests import truths
@@ -254,7 +254,7 @@ def test_pax_headers_that_change_a_member_are_refused(name: str, tmp_path: Path)
             archive.addfile(info, io.BytesIO(data))
     (tmp_path / "x").write_bytes(stream.getvalue())
     with pytest.raises((FormatError, UnsupportedError)):
-        archives.read_tar(File.stamp(str(tmp_path / "x")))
+        tar_members.read_tar(File.stamp(str(tmp_path / "x")))
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -267,7 +267,7 @@ def test_members_lie_where_the_standard_library_finds_them(form: int, size: int,
             if form == tarfile.PAX_FORMAT and name == "größe":
                 info.name = "g"
             archive.addfile(info, io.BytesIO(name.encode()[:1] * size))
-    result = archives.read_tar(File.stamp(str(tmp_path / "x")))
+    result = tar_members.read_tar(File.stamp(str(tmp_path / "x")))
     with tarfile.open(tmp_path / "x") as archive:
         expected = {info.name: (info.offset_data, info.size) for info in archive}
     assert {name: (span.offset, span.length) for name, span in result.items()} == expected
@@ -281,7 +281,7 @@ def test_sizes_in_base_256_and_in_pax_headers(tmp_path: Path) -> None:
         with open(tmp_path / "x", "wb") as file:
             file.write(header)
             file.truncate(len(header) + info.size + 1024)
-        span = archives.read_tar(File.stamp(str(tmp_path / "x")))["sys_info"]
+        span = tar_members.read_tar(File.stamp(str(tmp_path / "x")))["sys_info"]
         assert (span.offset, span.length) == (len(header), info.size)
 
 

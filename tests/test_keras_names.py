@@ -19,6 +19,7 @@ from ckpttool.commands.doctor import diagnose
 from ckpttool.core import UsageError, code_references
 from ckpttool.formats import keras_config, open_checkpoint
 from ckpttool.verification import proof, two_models
+from ckpttool.verification.sides import ModelSide, find_model_kind
 from tests import tensorflow_child
 from tests.conftest import ROOT, in_process, zipped
 from tests.hostile.crafted_keras import weights
@@ -336,8 +337,8 @@ def test_acting_models_are_found_and_refused_in_every_container(tmp_path: Path, 
         opened = open_checkpoint(path)
         assert "loading" in [finding.topic for finding in diagnose(path).findings]
         assert proof.prevented(opened, proof.ProofRequest()) is not None
-        assert two_models.find_model_kind(opened) == "keras"
-        a, b = (two_models.ModelSide(word, path) for word in "AB")
+        assert find_model_kind(opened) == "keras"
+        a, b = (ModelSide(word, path) for word in "AB")
         with pytest.raises(UsageError, match="loading would run code"):
             two_models.compare_models(a, b, two_models.ModelComparisonOptions())
 
@@ -350,7 +351,7 @@ def test_weights_alone_are_no_model_to_run(name: str, tmp_path: Path) -> None:
         group = file.create_group("dense")
         group.attrs["weight_names"] = [b"dense/kernel:0"]
         group["dense/kernel:0"] = np.ones((2, 3), np.float32)
-    assert two_models.find_model_kind(open_checkpoint(str(tmp_path / name))) is None
+    assert find_model_kind(open_checkpoint(str(tmp_path / name))) is None
 
 
 def writes(target: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import pytest
 from ckpttool.commands.convert import ConversionResult
 from ckpttool.commands.convert import fill as fill_model
 from ckpttool.conversion import filling
-from ckpttool.core import CkpttoolError, Inline, MappingError, Tree, UsageError, sidecar
+from ckpttool.core import CkpttoolError, Inline, MappingError, Tree, UsageError, sidecar, sidecar_parsing
 from ckpttool.formats import open_checkpoint
 from ckpttool.libraries.optimizer_states import ConvertedOptimizers
 from ckpttool.mapping.solver import FillResult
@@ -344,7 +344,7 @@ def test_outputs_decide_which_layer_of_the_same_shape_is_which(tmp_path: Path) -
     by = {(match.source, match.target): match.by for match in done.matched}
     assert by.keys() == {("n_u", "n_j"), ("q", "r"), ("p", "s"), ("n_v", "n_i")}
     assert "outputs" in by.values()
-    rules = sidecar.read_sidecar(sidecar.sidecar_path(str(target))).rules
+    rules = sidecar_parsing.read_sidecar(sidecar.sidecar_path(str(target))).rules
     assert "outputs" in {line["by"] for line in rules}
 
 
@@ -480,10 +480,13 @@ def test_networks_that_a_file_only_counts_are_paired_by_an_accepted_order(tmp_pa
     assert not any(group.ordered for group in refused.ambiguous)
     error = fill(counted(tmp_path), str(target), "torch", "like_small:Critics", accept_order=True)
     assert {match.by for match in error.matched} == {"order"}
-    assert {line["by"] for line in sidecar.read_sidecar(sidecar.sidecar_path(str(target))).rules} == {"order"}
+    assert {line["by"] for line in sidecar_parsing.read_sidecar(sidecar.sidecar_path(str(target))).rules} == {
+        "order"
+    }
     assert any(line.startswith("order: ") for line in error.report.assumed)
     assert any(
-        line.startswith("order: ") for line in sidecar.read_sidecar(sidecar.sidecar_path(str(target))).assumed
+        line.startswith("order: ")
+        for line in sidecar_parsing.read_sidecar(sidecar.sidecar_path(str(target))).assumed
     )
     biases = {name: array[0] for name, array in loaded(target).items() if name.endswith("bias")}
     assert biases == {"q1.0.bias": 1, "q1.2.bias": 2, "q2.0.bias": 3, "q2.2.bias": 4}
@@ -571,7 +574,7 @@ def test_wider_numbers_are_refused_unless_they_may_be_rounded(tmp_path: Path, go
     assert "--cast" in str(caught.value.hint)
     assert fill(source, str(target), "torch", "like_small:Named", cast=True).digest
     assert (loaded(target)["fc.weight"] == kernel.T.astype(np.float32)).all()
-    rules = {line["rule"] for line in sidecar.read_sidecar(sidecar.sidecar_path(str(target))).rules}
+    rules = {line["rule"] for line in sidecar_parsing.read_sidecar(sidecar.sidecar_path(str(target))).rules}
     golden("\n".join(sorted(rules)))
 
 

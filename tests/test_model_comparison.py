@@ -22,7 +22,8 @@ from ckpttool.networks import ModelSpec, model_child, model_runner
 from ckpttool.networks.tracing import map_array
 from ckpttool.verification import causes, output_comparison, two_models
 from ckpttool.verification.inputs import InputFile, InputPair
-from ckpttool.verification.two_models import ModelSide, find_code
+from ckpttool.verification.sides import ModelSide
+from ckpttool.verification.two_models import find_code
 from tests import pair_models, warm
 from tests.conftest import KERAS_2, ROOT
 from tests.pair_models import SHAPES

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.commands.convert import convert
-from ckpttool.conversion.optimizer_options import OptimizerOptions
+from ckpttool.conversion.optimizer_options import add_stated_settings
+from ckpttool.conversion.options import NO_OPTIMIZER_OPTIONS
 from ckpttool.conversion.write import save
 from ckpttool.core import Container, Leaf, Tree, UsageError, ValueLeaf, attr, display, key
 from ckpttool.core import Path as TreePath
@@ -320,7 +321,9 @@ def test_penalties_in_the_configurations_of_layers_are_taken(version: int, golde
     containers = {
         path[:-1]: Container("module", "Dense", facts) for path in tree if "critic/q1/l" in tree.names[path]
     }
-    known = OptimizerOptions().into(None, binding, Tree(tree.leaves, tree.aliases, containers))
+    known = add_stated_settings(
+        NO_OPTIMIZER_OPTIONS, None, binding, Tree(tree.leaves, tree.aliases, containers)
+    )
     assert known is not None
     assert known.optimizers == {
         "critic_optimizer": {
@@ -329,7 +332,7 @@ def test_penalties_in_the_configurations_of_layers_are_taken(version: int, golde
         }
     }
     golden(known.provenance["l2"])
-    assert OptimizerOptions().into(None, binding, tree) is None
+    assert add_stated_settings(NO_OPTIMIZER_OPTIONS, None, binding, tree) is None
 
 
 @pytest.mark.parametrize("config", [{"l1": 0.1, "l2": 0.1}, {"l1": 0.1}, {"l2": "much"}, None])

@@ -13,7 +13,7 @@ import pytest
 
 from ckpttool import convert
 from ckpttool.core import Inline, Leaf, Path, Tree, UsageError, ValueLeaf, key, plugins
-from ckpttool.libraries import recognize, recognize_tree, repeated_structures, single_networks
+from ckpttool.libraries import binding, recognize, recognize_tree, repeated_structures, single_networks
 from ckpttool.listing.processes import one_checkpoint
 from ckpttool.mapping.rules import canonical_tree
 from ckpttool.testing.layouts import canonical_names, same
@@ -193,8 +193,8 @@ def test_what_uses_a_tensor_is_computed_each_time(monkeypatch: pytest.MonkeyPatc
 def test_the_agents_of_a_run_are_bound_once(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeated_structures, "KNOWN", deque())
     bound: list[Tree] = []
-    real = recognize._bind
-    monkeypatch.setattr(recognize, "_bind", lambda tree, table: bound.append(tree) or real(tree, table))
+    real = binding._bind
+    monkeypatch.setattr(binding, "_bind", lambda tree, table: bound.append(tree) or real(tree, table))
     agent = torch_agent(["l1", "l2", "l3"])
     later = {
         path: replace(leaf, value=2) if path == (key("total_it"),) and change == "counter" else leaf

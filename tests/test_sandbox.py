@@ -19,6 +19,7 @@ from ckpttool.commands.verify import verify
 from ckpttool.core import CkpttoolError, File, UsageError, WorkerError, sandbox
 from ckpttool.networks import ModelSpec, worker
 from ckpttool.verification import two_models
+from ckpttool.verification.sides import ModelSide
 from tests import attacks, tensorflow_child, warm
 from tests.attacks import Target
 from tests.conftest import ROOT
@@ -129,7 +130,7 @@ def _write_onnx(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path))
 
 
-def _probe(there: dict[str, Any], monkeypatch: pytest.MonkeyPatch, side: two_models.ModelSide) -> Any:
+def _probe(there: dict[str, Any], monkeypatch: pytest.MonkeyPatch, side: ModelSide) -> Any:
     """Open a side as `verify` does and attack from its process; return the outcomes and what is granted."""
     added = (
         "from ckpttool.networks import model_runner; from tests import attacks; "
@@ -191,7 +192,7 @@ def test_process_of_each_framework_refuses_all_attacks(
         (hostile.folder / "own_model.py").write_text(_FACTORY)
         monkeypatch.chdir(hostile.folder)
         like = ModelSpec("own_model:linear")
-    outcomes = _probe(there, monkeypatch, two_models.ModelSide("A", str(path), like))
+    outcomes = _probe(there, monkeypatch, ModelSide("A", str(path), like))
     allowed = READS if kind == "factory" else set()
     assert outcomes.keys() == set(attacks.ATTACKS)
     assert {name for name, outcome in outcomes.items() if outcome == "done"} <= allowed

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.core import FormatError, sidecar
+from ckpttool.core import FormatError, sidecar, sidecar_parsing
 
 DRAWN = {"kind": "gaussian", "limits": [-20.0, 2.0], "limited": "clip", "place": "mean", "assumed": ""}
 WHOLE: dict[str, Any] = {
@@ -125,7 +125,7 @@ def test_what_is_not_what_it_should_be_is_refused(tmp_path: Path, wrong: dict[st
 
 
 def test_each_field_has_a_wrong_value() -> None:
-    assert {name for wrong in WRONG for name in wrong} == {"schema", "target_sha256", *sidecar._TYPES}
+    assert {name for wrong in WRONG for name in wrong} == {"schema", "target_sha256", *sidecar_parsing._TYPES}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "[" * 100_000, "nonsense"])

@@ -51,6 +51,8 @@ MOST = {
 SHORTEST = 50
 # A command resolves the path, calls one function and returns its record.
 LONGEST_COMMAND = 400
+# Files that import the next one at the top, from a command through the package that does its work.
+LONGEST_CHAIN = {("commands/verify.py", "verification"): 4}
 MOST_LINES = 80
 MOST_PARAMETERS = 8
 # Keywords of a function whose record declares them: a person chooses from these in an editor.
@@ -180,6 +182,23 @@ def long_commands(sources: Sources) -> set[str]:
         file
         for file, nodes in sources.items()
         if package_of(file) == "commands" and length(nodes) > LONGEST_COMMAND
+    }
+
+
+def long_import_chains(sources: Sources) -> set[str]:
+    """Find the longest chain of imports from a command through a package, if it has too many files."""
+    file_of = {module_name(file): file for file in sources}
+
+    def longest(file: str, package: str) -> list[str]:
+        names = set(imported(ast.iter_child_nodes(sources[file][0])))
+        files = {file_of.get(name) or file_of.get(name.rpartition(".")[0]) for name in names} - {None, file}
+        chains = [longest(str(there), package) for there in files if package_of(str(there)) == package]
+        return [file, *max(chains, key=len, default=[])]
+
+    return {
+        " > ".join(chain)
+        for (command, package), most in LONGEST_CHAIN.items()
+        if command in sources and len(chain := longest(command, package)) > most
     }
 
 
@@ -535,6 +554,7 @@ REMAINING: dict[Rule, set[str]] = {}
 RULES: tuple[Rule, ...] = (
     over_budget,
     long_commands,
+    long_import_chains,
     nested_folders,
     relative_imports,
     upward_imports,
@@ -603,6 +623,18 @@ WRONG: list[tuple[Rule, dict[str, str], set[str]]] = [
         long_commands,
         {"commands/a.py": "x = 1\n" * (LONGEST_COMMAND + 1), "formats/npz.py": "x = 1\n" * 900},
         {"commands/a.py"},
+    ),
+    (
+        long_import_chains,
+        {
+            "commands/verify.py": "from ckpttool.verification import a",
+            **{
+                f"verification/{one}.py": f"from ckpttool.verification.{two} import x"
+                for one, two in zip("abc", "bcd", strict=True)
+            },
+            "verification/d.py": "def f():\n    from ckpttool.verification import a",
+        },
+        {" > ".join(("commands/verify.py", *(f"verification/{name}.py" for name in "abcd")))},
     ),
     (nested_folders, {"formats/tf/bundle.py": ""}, {"formats/tf/bundle.py"}),
     (relative_imports, {"core/tree.py": "from . import source"}, {"core/tree.py"}),

@@ -19,6 +19,7 @@ from ckpttool.core import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.networks import ModelSpec
 from ckpttool.networks.messages import Requests
 from ckpttool.verification import training, two_models
+from ckpttool.verification.sides import ModelSide
 from ckpttool.verification.training import TensorMatcher, find_reordering
 from tests import schemas, tensorflow_child, warm
 from tests.conftest import ROOT
@@ -757,7 +758,7 @@ def test_an_optimizer_is_created_only_if_its_configuration_computes(rate: dict[s
     calls = []
 
     class Process:
-        side = two_models.ModelSide("A", "x.keras")
+        side = ModelSide("A", "x.keras")
 
         def __init__(self) -> None:
             self.ask = Requests(self.request)

@@ -15,7 +15,8 @@ import pytest
 
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.digest import digest
-from ckpttool.conversion.reverse import record_reverse, residue_path, reverse_conversion
+from ckpttool.conversion.restoration import reverse_conversion
+from ckpttool.conversion.reverse import record_reverse, residue_path
 from ckpttool.conversion.write import save
 from ckpttool.core import (
     ChecksumError,

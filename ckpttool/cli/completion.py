@@ -1,12 +1,12 @@
 """Shell completion: words offered for an option or an argument.
 
-Each function receives the incomplete word. Ordinary commands import or run nothing here except these few
-definitions.
+Each function receives the incomplete word. The module is loaded when a shell completes a word
+(`panels.complete_field`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool.core.errors import MissingExtraError
@@ -56,13 +56,11 @@ def complete_activations(incomplete: str) -> list[str]:
     return _filter_by_prefix(ACTIVATIONS, incomplete)
 
 
-def complete_words(*words: str) -> Callable[[str], list[str]]:
-    """Return a completion function for these words."""
-
-    def offered(incomplete: str) -> list[str]:
+def complete(field: str | None, words: Sequence[str], incomplete: str) -> list[str]:
+    """Return the words that complete a field: these, or what `BY_FIELD` offers; none for other fields."""
+    if words or field not in BY_FIELD:
         return _filter_by_prefix(words, incomplete)
-
-    return offered
+    return BY_FIELD[field](incomplete)
 
 
 def _complete_plugins(kind: Kind, incomplete: str) -> list[str]:
@@ -76,10 +74,11 @@ def _filter_by_prefix(words: Iterable[str], incomplete: str) -> list[str]:
 
 
 # The functions that complete the options of these fields, in whatever command.
-BY_FIELD = {
+BY_FIELD: dict[str | None, Callable[[str], list[str]]] = {
     "activation": complete_activations,
     "backend": complete_backends,
     "env": complete_environments,
     "layout": complete_layouts,
+    "schema": complete_schemas,
     "to": complete_targets,
 }

@@ -78,6 +78,11 @@ def _document(record: Any) -> Any:
     return record.document()
 
 
+def suggests_commands(*, quiet: bool) -> bool:
+    """Return whether the next commands (`next_steps`) are printed: on a terminal, never into a pipe."""
+    return not quiet and sys.stdout.isatty()
+
+
 def print_text(text: str) -> None:
     """Print the text to stdout, if there is any; escape what the terminal's encoding lacks.
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ckpttool.cli import console, next_steps
+from ckpttool.cli import console
 from ckpttool.cli.parameters import (
     AgentOptions,
     AsJson,
@@ -109,7 +109,7 @@ def convert(
     .cleanrl_model, .d3, .safetensors, .npz and .onnx.
     """
     _import_numpy()
-    from ckpttool.commands import convert
+    from ckpttool.conversion.conversion import run_conversion
     from ckpttool.conversion.targets import infer_target_word
 
     if output.verbose and output.quiet:
@@ -130,7 +130,7 @@ def convert(
         infer_target_word(target, options.to)  # its hint repeats the command, which this would refuse
         raise
     with show_progress("convert", quiet=output.quiet or output.as_json, unit=BYTES) as moving:
-        done = convert.run_conversion(source, target, options, moving)
+        done = run_conversion(source, target, options, moving)
     done = replace(done, report=done.report.shown(output.glob))
     _print_conversion(done, options, output)
     whole = done.report.complete and not done.open_entries
@@ -156,7 +156,10 @@ def _print_conversion(
     console.print_text(render_conversion(done, quiet=output.quiet, whole=options.dry_run))
     if options.code == "-" and done.code is not None:
         console.print_text(f"\n{done.code}")
-    next_steps.print_next_steps(next_steps.after_convert, done, quiet=output.quiet)
+    if console.suggests_commands(quiet=output.quiet):
+        from ckpttool.cli import next_steps
+
+        next_steps.print_next_steps(next_steps.after_convert(done))
 
 
 def _import_numpy() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ckpttool.cli import console, next_steps, parameters
+from ckpttool.cli import console, parameters
 from ckpttool.cli.columns import fit_path
 from ckpttool.cli.panels import given_options
 from ckpttool.cli.parameters import AgentOptions, AsJson, Quiet, argument, make_importable
@@ -215,11 +215,11 @@ def evaluate(
         raise results.failed[0].error
     shown, mean = _print_results(results, compared, output, options, as_json=as_json, quiet=quiet)
     repeatable = [*given_options(environment), *given_options(agent)]
-    if not as_json:
-        next_steps.print_next_steps(
-            *(next_steps.after_eval, results, compared.paths, repeatable, play, output.video is not None),
-            quiet=quiet,
-        )
+    if console.suggests_commands(quiet=quiet or as_json):
+        from ckpttool.cli import next_steps
+
+        steps = next_steps.after_eval(results, compared.paths, repeatable, play, output.video is not None)
+        next_steps.print_next_steps(steps)
     repeated = [*paths, *repeatable, *given_options(play)]
     return _exit_status(results, shown, mean, repeated, runs.min_return)
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from ckpttool.cli import completion, console, next_steps, parameters
+from ckpttool.cli import console, parameters
 from ckpttool.cli.columns import fit_path
+from ckpttool.cli.panels import complete_field
 from ckpttool.cli.parameters import (
     AgentOptions,
     AsJson,
@@ -195,12 +196,15 @@ def inspect(
         document = {**listing.listed(), **described, **({name: drawn} if drawn else {})}
         console.print_document(document)
     else:
-        steps = next_steps.format_next_steps(
-            next_steps.after_inspect, listing, quiet=quiet or drawn is not None
-        )
+        steps = []
+        if console.suggests_commands(quiet=quiet or drawn is not None):
+            from ckpttool.cli import next_steps
+
+            steps = next_steps.format_next_steps(next_steps.after_inspect(listing))
         view = _leave_room(replace(view, models=models), steps)
         console.page_text(render_listing(listing, view, drawn))
-        next_steps.print_commands(steps)
+        for step in steps:
+            console.print_text(step)
     return status
 
 
@@ -225,10 +229,15 @@ def overview(path: PathArgument, as_json: AsJson = False, quiet: Quiet = False) 
 
     verdict = render_diagnosis(diagnosis, quiet=quiet, alone=False)
     listing, models = with_architecture(listing, ())
-    steps = next_steps.format_next_steps(next_steps.after_overview, listing, diagnosis, quiet=quiet)
+    steps = []
+    if console.suggests_commands(quiet=quiet):
+        from ckpttool.cli import next_steps
+
+        steps = next_steps.format_next_steps(next_steps.after_overview(listing, diagnosis))
     view = _leave_room(replace(view, models=models), steps, verdict.count("\n") + 2)
     console.page_text("\n\n".join(filter(None, (render_listing(listing, view, None), verdict))))
-    next_steps.print_commands(steps)
+    for step in steps:
+        console.print_text(step)
     return 1 if diagnosis.findings else 0
 
 
@@ -441,7 +450,7 @@ def stats(
         typer.Option(
             metavar="ORDER",
             help="file, name, size or norm.",
-            autocompletion=completion.complete_words(*_ORDERS),
+            autocompletion=complete_field(None, *_ORDERS),
         ),
     ] = "file",
     layout: LayoutOption = None,
@@ -464,7 +473,10 @@ def stats(
         from ckpttool.cli.value_tables import render_stats
 
         console.print_text(render_stats(result, depth, sort, quiet=quiet))
-        next_steps.print_next_steps(next_steps.after_stats, path, result, quiet=quiet)
+        if console.suggests_commands(quiet=quiet):
+            from ckpttool.cli import next_steps
+
+            next_steps.print_next_steps(next_steps.after_stats(path, result))
     return 0 if result.finite else 1
 
 
@@ -512,7 +524,10 @@ def diff(
         from ckpttool.cli.value_tables import render_diff
 
         console.print_text(render_diff(alignment, whole=options.whole, quiet=quiet, screen=screen))
-        next_steps.print_next_steps(next_steps.after_diff, left, right, alignment, quiet=quiet)
+        if console.suggests_commands(quiet=quiet):
+            from ckpttool.cli import next_steps
+
+            next_steps.print_next_steps(next_steps.after_diff(left, right, alignment))
     return 0 if alignment.identical else 1
 
 
@@ -560,7 +575,10 @@ def doctor(
         from ckpttool.cli.value_tables import render_diagnosis
 
         console.print_text(render_diagnosis(diagnosis, quiet=quiet))
-        next_steps.print_next_steps(next_steps.after_doctor, path, diagnosis, quiet=quiet)
+        if console.suggests_commands(quiet=quiet):
+            from ckpttool.cli import next_steps
+
+            next_steps.print_next_steps(next_steps.after_doctor(path, diagnosis))
     return 1 if diagnosis.findings else 0
 
 
@@ -735,7 +753,7 @@ def _print_plugins(kind: Any, *, as_json: bool) -> int:
 def schema(
     name: Annotated[
         str | None,
-        argument("NAME", "Name of a command, or error, result, sidecar.", completion.complete_schemas),
+        argument("NAME", "Name of a command, or error, result, sidecar.", complete_field("schema")),
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,  # noqa: ARG001

@@ -1,12 +1,12 @@
-"""Suggested next commands with the paths just used, only on a terminal."""
+"""Suggested next commands with the paths just used, printed where `console.suggests_commands` permits it."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpttool.cli.console import print_text
 from ckpttool.cli.panels import given_options
@@ -32,22 +32,15 @@ Steps = list[tuple[str, ...]]
 _TENSORFLOW = ("tensor_bundle", "tensorflow_v1", "saved_model", "keras_h5", "keras_zip", "keras_rl")
 
 
-def print_next_steps(after: Callable[..., Steps], *result: Any, quiet: bool) -> None:
-    """Print the commands that a function suggests for a result; never into a pipe."""
-    print_commands(format_next_steps(after, *result, quiet=quiet))
-
-
-def print_commands(commands: Sequence[str]) -> None:
+def print_next_steps(steps: Steps) -> None:
     """Print suggested commands."""
-    for command in commands:
-        print_text(dim(command))
+    for command in format_next_steps(steps):
+        print_text(command)
 
 
-def format_next_steps(after: Callable[..., Steps], *result: Any, quiet: bool) -> list[str]:
-    """Return the commands that a function suggests for a result, in the terminal's lines; none for a pipe."""
-    if quiet or not sys.stdout.isatty():
-        return []
-    return [wrap_command("next: ", ("ckpttool", *words)) for words in after(*result)]
+def format_next_steps(steps: Steps) -> list[str]:
+    """Return suggested commands in the terminal's lines."""
+    return [dim(wrap_command("next: ", ("ckpttool", *words))) for words in steps]
 
 
 def after_inspect(listing: CheckpointSummary | CheckpointFolder) -> Steps:

@@ -195,13 +195,23 @@ def _panel_parameters(panel: Any) -> Iterator[inspect.Parameter]:
         )
 
 
+def complete_field(field: str | None, *words: str) -> Callable[[str], list[str]]:
+    """Return the shell completion of a field: these words, or what `completion` offers for its name."""
+
+    def offered(incomplete: str) -> list[str]:
+        from ckpttool.cli import completion  # only a shell that completes a word needs it
+
+        return completion.complete(field, words, incomplete)
+
+    return offered
+
+
 def _make_option(
     name: str, hint: Any, default: Any, declared: _Declaration
 ) -> tuple[Any, typer.models.OptionInfo, Any]:
     """Return the type, the option and the default of a field that a docstring declares."""
-    from ckpttool.cli import completion  # no command is loaded before it is chosen
-
-    metavar, choices = None, None
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
     names: list[str] = []
     bounds: tuple[int | None, int | None] = (1, None) if int in (hint, *get_args(hint)) else (None, None)
     for number, word in enumerate((declared.words or "").split(", ")):
@@ -210,7 +220,7 @@ def _make_option(
         elif limits := _RANGE.fullmatch(word):
             bounds = int(limits[1]), int(limits[2]) if limits[2] else None
         elif number and "|" in word:
-            choices = completion.complete_words(*word.split("|"))
+            choices = tuple(word.split("|"))
         else:
             metavar = word or None
     if get_origin(hint) is collections.abc.Sequence:
@@ -223,7 +233,7 @@ def _make_option(
         help=declared.help,
         min=bounds[0],
         max=bounds[1],
-        autocompletion=choices or completion.BY_FIELD.get(name),
+        autocompletion=complete_field(name, *choices),
         show_default=bool not in get_args(hint),
         rich_help_panel=declared.title,
     )

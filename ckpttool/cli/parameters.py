@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckpttool.cli.completion import complete_environments, complete_layouts
 from ckpttool.cli.console import _write_stderr
+from ckpttool.cli.panels import complete_field
 from ckpttool.cli.styles import wrap_sentence
 from ckpttool.core import urls
 from ckpttool.core.deferred import dataclass
@@ -109,7 +109,7 @@ LayoutOption = Annotated[
     typer.Option(
         metavar="NAME",
         help="Layout to read (see ckpttool layouts), or none.",
-        autocompletion=complete_layouts,
+        autocompletion=complete_field("layout"),
     ),
 ]
 Env = Annotated[
@@ -117,7 +117,7 @@ Env = Annotated[
     typer.Option(
         metavar="ID",
         help="Gymnasium environment of the agent.",
-        autocompletion=complete_environments,
+        autocompletion=complete_field("env"),
     ),
 ]
 

@@ -127,7 +127,8 @@ def _model_training_lines(steps: ModelTraining | None) -> list[str]:
     """Return the table of the updates that differ most, the cause, and what no file contains."""
     if steps is None:
         return []
-    from ckpttool.verification.training import BOUNDS, describe_state
+    from ckpttool.verification.tolerances import BOUNDS
+    from ckpttool.verification.training import describe_state
 
     dtypes = [bound for bound in BOUNDS if any(row.dtype == bound for row in steps.updates)]
     keys = dict.fromkeys((row.a, row.b, row.step) for row in steps.updates)
@@ -195,8 +196,7 @@ def _verification_verdict(result: Verification) -> str:
 
 def _training_table(training: TrainStepComparison) -> list[str]:
     """Return a row per network and moment: the difference of both sides' updates in each float type."""
-    from ckpttool.verification.output_comparison import OWN_ERROR
-    from ckpttool.verification.training import BOUNDS
+    from ckpttool.verification.tolerances import BOUNDS, OWN_ERROR
 
     keys = dict.fromkeys((update.name, update.step) for update in training.moved)
     by_type = {(update.name, update.step, str(update.dtype)): update for update in training.moved}

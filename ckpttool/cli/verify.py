@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any
 
-from ckpttool.cli import console, next_steps
+from ckpttool.cli import console
 from ckpttool.cli.convert import PlayedAgentOptions
 from ckpttool.cli.parameters import AsJson, Quiet, argument, make_importable, use_checkpoint
 from ckpttool.cli.progress import show_progress
@@ -102,5 +102,8 @@ def verify(
         from ckpttool.cli import verification_tables
 
         console.print_text(verification_tables.render_verification(verification, quiet=quiet))
-        next_steps.print_next_steps(next_steps.after_verify, second, verification, quiet=quiet)
+        if console.suggests_commands(quiet=quiet):
+            from ckpttool.cli import next_steps
+
+            next_steps.print_next_steps(next_steps.after_verify(second, verification))
     return 0 if verification.within and not sidecar.has_open_entries(verification.ledger) else 1

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ckpttool.conversion.optimizer_options import NO_OPTIMIZER_OPTIONS, read_optimizer_options
+from ckpttool.conversion.optimizer_options import add_stated_settings, read_optimizer_options
 from ckpttool.conversion.option_keywords import takes_options
+from ckpttool.conversion.options import NO_OPTIMIZER_OPTIONS
 from ckpttool.conversion.receipt import converted_part
 from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
@@ -45,21 +46,16 @@ from ckpttool.networks.network import Network
 from ckpttool.networks.worker import TIMEOUT_S, Worker
 from ckpttool.verification.options import FurtherVerificationKeywords, VerificationOptions
 from ckpttool.verification.output_comparison import (
-    OWN_ERROR,
     Parity,
     failed_parity,
     make_observations,
     measure_parity,
     run_network,
 )
-from ckpttool.verification.sides import are_models, model_sides, restore_side, side_entries
+from ckpttool.verification.sides import ModelSide, are_models, model_sides, restore_side, side_entries
+from ckpttool.verification.tolerances import OWN_ERROR
 from ckpttool.verification.training import TrainingOptions
-from ckpttool.verification.two_models import (
-    ModelComparison,
-    ModelComparisonOptions,
-    ModelSide,
-    compare_models,
-)
+from ckpttool.verification.two_models import ModelComparison, ModelComparisonOptions, compare_models
 from ckpttool.verification.update_comparison import TrainStepComparison, compare_training
 
 if TYPE_CHECKING:
@@ -391,4 +387,5 @@ def _with_stated_settings(source: Agent, target: Agent) -> Agent:
     sha256 = receipt.source.get("sha256")
     if stated == NO_OPTIMIZER_OPTIONS or sha256 != digest_checkpoint(source.checkpoint).sha256:
         return source
-    return replace(source, sidecar=stated.into(source.sidecar, source.binding, source.checkpoint.tree))
+    tree = source.checkpoint.tree
+    return replace(source, sidecar=add_stated_settings(stated, source.sidecar, source.binding, tree))

@@ -17,7 +17,7 @@ import numpy as np
 
 from ckpttool.conversion.alignment import By, ChangedEntry, CheckpointAlignment, Entry, align_checkpoints
 from ckpttool.conversion.reconversion import ComparisonSide, Reconversion
-from ckpttool.conversion.reverse import reverse_conversion
+from ckpttool.conversion.restoration import reverse_conversion
 from ckpttool.core import text
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint

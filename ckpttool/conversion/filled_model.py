@@ -19,8 +19,8 @@ from ckpttool.conversion.filling import (
 )
 from ckpttool.conversion.layer_options import parse_layer_options
 from ckpttool.conversion.loading_code import format_loading_code
-from ckpttool.conversion.optimizer_options import parse_optimizer_options
-from ckpttool.conversion.options import ConversionRequest, ModelFileOptions
+from ckpttool.conversion.optimizer_options import add_stated_settings
+from ckpttool.conversion.options import ConversionRequest, ModelFileOptions, parse_optimizer_options
 from ckpttool.conversion.plan import ConversionPlan, ConversionResult, report_moves
 from ckpttool.conversion.preparation import PreparedTree
 from ckpttool.conversion.reverse import ReverseRecord
@@ -39,7 +39,8 @@ from ckpttool.core.tree import ValueLeaf, display
 from ckpttool.evaluation import evidence
 from ckpttool.evaluation.restore import VerifiedSidecar, read_verified_sidecar
 from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries.optimizer_settings import format_framework, sidecar_settings
+from ckpttool.formats.probe import format_framework
+from ckpttool.libraries.optimizer_settings import sidecar_settings
 from ckpttool.libraries.optimizer_states import ConvertedOptimizers, OptimizerSettings, convert_optimizers
 from ckpttool.mapping import user_rules
 from ckpttool.mapping.fill_model import MatchOptions
@@ -55,7 +56,7 @@ from ckpttool.verification.proof import (
     comparing_command,
     prove_outputs,
 )
-from ckpttool.verification.two_models import ModelSide
+from ckpttool.verification.sides import ModelSide
 
 
 def parse_match_options(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -273,7 +274,7 @@ def _convert_optimizers(
     none, settings = parse_optimizer_options((), options.optimizer)
     if none:
         return ConvertedOptimizers(plan.filling.tree)
-    known = settings.into(known, None, plan.source.tree)
+    known = add_stated_settings(settings, known, None, plan.source.tree)
     settled = OptimizerSettings(sidecar_settings(known), settings.settings())
     return convert_optimizers(plan.source.tree, plan.filling, plan.target, form, settled)
 

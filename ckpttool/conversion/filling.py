@@ -42,10 +42,11 @@ from ckpttool.core.tree import Container, Leaf, Path, Role, Tree, ValueLeaf, att
 from ckpttool.evaluation import evidence, restore
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import ensure_open, open_checkpoint
+from ckpttool.formats.probe import format_framework
 from ckpttool.graphs.graph import Graph, read_graph
 from ckpttool.graphs.interpreter import evaluate
 from ckpttool.graphs.weights import extract_module
-from ckpttool.libraries import onnx_policies, optimizer_settings, tf_names
+from ckpttool.libraries import onnx_policies, tf_names
 from ckpttool.libraries.activation_orders import annotate_orders, with_orders
 from ckpttool.libraries.optimizer_settings import sidecar_settings
 from ckpttool.libraries.optimizer_states import (
@@ -86,7 +87,7 @@ from ckpttool.verification.proof import (
     preserve_state,
     prove_live,
 )
-from ckpttool.verification.two_models import ModelHost
+from ckpttool.verification.sides import ModelHost
 
 if TYPE_CHECKING:
     from ckpttool.networks.model_runner import ModelRequests
@@ -802,7 +803,7 @@ def left_out_notes(ready: PreparedTree, used: Collection[Path] = ()) -> Iterator
 
 def _detect_framework(checkpoint: Checkpoint, tree: Tree, source: str | None) -> str:
     """Return the framework whose naming the source uses; without evidence, the one that maps more arrays."""
-    native = optimizer_settings.format_framework(checkpoint.format)
+    native = format_framework(checkpoint.format)
     detected = orientation.checkpoint_orientation(checkpoint, tree, native, source)
     if detected in ("torch", "tensorflow"):
         return detected

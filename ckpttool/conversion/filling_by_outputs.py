@@ -37,13 +37,8 @@ from ckpttool.verification.inputs import (
     parse_named_shapes,
 )
 from ckpttool.verification.output_comparison import RoundingBound, measure_output, pair_outputs
-from ckpttool.verification.two_models import (
-    ComparedModels,
-    ModelClient,
-    ModelHost,
-    ModelSide,
-    open_host,
-)
+from ckpttool.verification.sides import ModelHost, ModelSide
+from ckpttool.verification.two_models import ComparedModels, ModelClient, open_host
 
 _MOST_TRIALS = 200
 _MOST_NUMBERS = 1 << 30  # that all trials together may assign

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
-from ckpttool.conversion import parts, receipt, write
-from ckpttool.conversion.layer_options import describe_layer_options
+from ckpttool.conversion import receipt, write
 from ckpttool.conversion.options import STANDARD_OUTPUT, ConversionRequest
 from ckpttool.conversion.plan import ConversionPlan, ConversionResult, plan_conversion
 from ckpttool.conversion.reverse import ReverseRecord, record_reverse
@@ -36,8 +35,8 @@ from ckpttool.evaluation.restore import (
     select_network_leaves,
 )
 from ckpttool.formats.detect import note_other_shards, open_checkpoint
+from ckpttool.formats.probe import format_framework
 from ckpttool.libraries import schema
-from ckpttool.libraries.optimizer_settings import format_framework
 from ckpttool.libraries.recognize import remembering
 from ckpttool.libraries.schema import layer_widths
 from ckpttool.mapping.layer_kinds import LayerOption
@@ -84,7 +83,10 @@ def convert_to_format(
     own, notes = _apply_facts(source_sidecar, checkpoint, request, facts)
     own, more = _with_spaces(own, checkpoint, request, facts.env if facts else None)
     notes = (*notes, *more)
-    notes = (*notes, *describe_layer_options(observed))
+    if observed:
+        from ckpttool.conversion.layer_options import describe_layer_options
+
+        notes = (*notes, *describe_layer_options(observed))
     shards = note_other_shards(checkpoint)
     notes = notes if shards is None else (shards, *notes)
     with WorkerThread() as aside:
@@ -127,7 +129,11 @@ def convert_to_format(
 
 def _require_largest_matrix(checkpoint: Checkpoint, plan: ConversionPlan) -> None:
     """Raise MappingError for a target without the network's main part, whatever may be left out."""
-    largest = parts.largest_matrices(plan.ready.tree)
+    if not plan.report.unused:
+        return
+    from ckpttool.conversion.parts import largest_matrices
+
+    largest = largest_matrices(plan.ready.tree)
     names = [plan.ready.names.get(path, plan.ready.tree.names[path]) for path in largest]
     if names and {*names} <= {*plan.report.unused}:
         raise MappingError(
@@ -151,7 +157,9 @@ def _require_convertible(checkpoint: Checkpoint, target: str, request: Conversio
     if request.plain and request.kind.format not in _ARRAYS:
         to = request.options.to
         words = f" {shlex.quote(target)}" + (f" --to {to}" if to is not None else "")
-        refused = restore.no_network_error(checkpoint, rest=words)
+        from ckpttool.evaluation.other_content import no_network_error
+
+        refused = no_network_error(checkpoint, rest=words)
         if refused is not None:
             raise refused
     restore.require_shards(checkpoint.tree)
@@ -240,8 +248,10 @@ def _loading_code(
 
 def _with_scores_of(written: Sidecar, layout: str) -> Sidecar:
     """Return the sidecar with what the outputs of the target's library are, e.g. quantiles in its order."""
+    if written.choices is None:
+        return written
     renamed: Mapping[str, str] = getattr(plugins.find("layouts", layout).load(), "WRITTEN_SCORES", {})
-    if written.choices is None or written.choices["scores"] not in renamed:
+    if written.choices["scores"] not in renamed:
         return written
     return replace(written, choices={**written.choices, "scores": renamed[written.choices["scores"]]})
 

@@ -20,7 +20,7 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import abbreviate_list
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Tree, ValueLeaf, display, key
-from ckpttool.evaluation import restore
+from ckpttool.evaluation.other_content import no_layers_error
 from ckpttool.libraries.optimizer_entries import OPTIMIZER, path_texts
 from ckpttool.libraries.optimizer_states import (
     KerasStates,
@@ -30,12 +30,12 @@ from ckpttool.libraries.optimizer_states import (
     trained_order,
 )
 from ckpttool.libraries.optimizers_read import BoundOptimizer
-from ckpttool.mapping import weight_norm, wrappers
+from ckpttool.mapping import pickled_modules, weight_norm, wrappers
+from ckpttool.mapping.keras_names import SEQUENTIAL_EDGES, object_graph_paths, sequential_names
 from ckpttool.mapping.layer_kinds import LayerOption, Name
 from ckpttool.mapping.layers import ModuleInfo, numbered_kinds, propose_options
 from ckpttool.mapping.rules import (
     KEEP,
-    SEQUENTIAL_EDGES,
     Label,
     Move,
     Plan,
@@ -43,9 +43,7 @@ from ckpttool.mapping.rules import (
     Settings,
     ToTensor,
     ToValue,
-    object_graph_paths,
     relocate_sources,
-    sequential_names,
 )
 
 if TYPE_CHECKING:
@@ -166,7 +164,7 @@ def _as_state_dicts(tree: Tree, *, strip: bool) -> tuple[Tree, dict[Path, Path],
 
 def read_state_dicts(tree: Tree) -> tuple[Tree, dict[Path, Path]]:
     """Return the tree with whole modules as their state_dicts, and the source of each path."""
-    state_dicts = wrappers.plan_state_dicts(tree)
+    state_dicts = pickled_modules.plan_state_dicts(tree)
     if state_dicts is None:
         return tree, {path: path for path in tree}
     sources = {move.target: move.source for move in state_dicts.moves}
@@ -178,7 +176,7 @@ def read_state_dicts(tree: Tree) -> tuple[Tree, dict[Path, Path]]:
 
 def describe_sources(tree: Tree, sources: Mapping[Path, Path]) -> dict[Path, ModuleInfo]:
     """Return the file's description of the whole module that each tensor comes from."""
-    about = wrappers.describe_modules(tree)
+    about = pickled_modules.describe_modules(tree)
     return {path: about[source] for path, source in sources.items() if source in about}
 
 
@@ -298,7 +296,7 @@ class _TreeNetworks:
             return
         if any(leaf.role == "replay" for _, leaf in self.tree.tensors()):
             return
-        raise restore.no_layers_error(self.tree, framework)
+        raise no_layers_error(self.tree, framework)
 
     def _ordered(self, lone: Sequence[Path]) -> list[ConversionUnit]:
         """Return the units in file order; a module's own tensors come before its submodules."""

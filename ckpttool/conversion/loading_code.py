@@ -13,7 +13,7 @@ from typing import Any
 from ckpttool.conversion.targets import TARGETS, TargetKind
 from ckpttool.core import deferred
 from ckpttool.core.tree import Leaf, Path, Tree, key
-from ckpttool.mapping.rules import SEQUENTIAL_EDGES
+from ckpttool.mapping.keras_names import SEQUENTIAL_EDGES
 
 _MOST, _WIDTH = 8, 80
 _GROUPS = "param_groups"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
-from ckpttool.core.deferred import NamedTuple
+from ckpttool.conversion.options import OptimizerOptions
 from ckpttool.core.errors import UsageError, abbreviate_list, suggest_choice
-from ckpttool.core.optimizers import ADAMW, FAMILIES, FLAGS, find_family, list_torch_settings
+from ckpttool.core.optimizers import ADAMW, FAMILIES, FLAGS, find_family, list_slots, list_torch_settings
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.text import compile_glob, format_count
 from ckpttool.core.tree import Tree, display
@@ -17,7 +17,6 @@ from ckpttool.libraries.optimizer_settings import layout_framework
 from ckpttool.libraries.schema import (
     JOINT,
     OPTIMIZERS,
-    SLOTS,
     RecognizedAgent,
     canonical_setting_path,
     get_optimizer_key,
@@ -26,7 +25,6 @@ from ckpttool.libraries.schema import (
 from ckpttool.mapping.rules import Move
 
 _COUNT = "step"
-NONE = "none"  # the value of --optimizer that leaves out every optimizer
 _SETTINGS = sorted(list_torch_settings() | {_COUNT})
 # Settings by PyTorch's names: "lr", "eps", "alpha".
 _TORCH = {name: setting for family in FAMILIES for name, setting in family.torch_settings.items()}
@@ -34,89 +32,70 @@ _L2 = "--l2 'critic/**/kernel=0.01'"
 _OPTIMIZER = "--optimizer NAME/SETTING=VALUE, or --optimizer none to convert without optimizers"
 
 
-class OptimizerOptions(NamedTuple):
-    """Optimizer options: `l2` are weight patterns with a penalty factor, `optimizer` single settings."""
+def add_stated_settings(
+    options: OptimizerOptions, known: Sidecar | None, binding: RecognizedAgent | None, tree: Tree
+) -> Sidecar | None:
+    """Return the sidecar extended by the options.
 
-    l2: tuple[str, ...] = ()
-    optimizer: tuple[str, ...] = ()
-
-    def into(self, known: Sidecar | None, binding: RecognizedAgent | None, tree: Tree) -> Sidecar | None:
-        """Return the sidecar extended by the options.
-
-        Raise UsageError for options that are invalid, match no weight, or contradict the checkpoint.
-        """
-        known = _add_configured_penalties(known, binding, tree)
-        if not any(self):
-            return known
-        base = known or Sidecar("")
-        if binding is None:
-            return self._general(base)
-        optimizers = {name: dict(settings) for name, settings in (base.optimizers or {}).items()}
-        once: set[tuple[str, str]] = set()
-        for text in self.optimizer:
-            name, key_, value = _parse_setting(text, binding)
-            if (name, key_) in once:
-                raise UsageError(f"--optimizer {text}: {name}/{key_} is set twice")
-            once.add((name, key_))
-            optimizers.setdefault(name, {})[key_] = value
-        for text in self.l2:
-            for name, key_, value in _penalties(text, binding, tree):
-                # An explicit 0 for weights without a penalty, so that no default is assumed.
-                own = optimizers.setdefault(name, {})
-                own.setdefault("weight_decay", 0.0)
-                own[key_] = value
-        recorded = {"l2": self.l2, "optimizer": self.optimizer}
-        provenance = {name: f"given: {', '.join(texts)}" for name, texts in recorded.items() if texts}
-        return replace(base, optimizers=optimizers, provenance={**base.provenance, **provenance})
-
-    def settings(self) -> tuple[tuple[str, str], ...]:
-        """Return the optimizers and settings of `--optimizer NAME/SETTING=VALUE`, without their values."""
-        places = (text.partition("=")[0].strip().rpartition("/") for text in self.optimizer)
-        return tuple((name, key) for name, _, key in places)
-
-    def _general(self, base: Sidecar) -> Sidecar:
-        """Return the sidecar with the options for optimizers that no layout recognises."""
-        if self.l2:
-            raise UsageError("--l2 needs a checkpoint that a layout recognises", hint="leave it out")
-        optimizers = {name: dict(settings) for name, settings in (base.optimizers or {}).items()}
-        for text, (name, key_) in zip(self.optimizer, self.settings(), strict=True):
-            if not name or key_ not in _SETTINGS:
-                raise UsageError(
-                    f"--optimizer {text}: unknown setting '{key_}'",
-                    hint=suggest_choice(_TORCH.get(key_, key_), _SETTINGS) if name else _OPTIMIZER,
-                )
-            optimizers.setdefault(name, {})[key_] = _parse_setting_value(text, key_)
-        if len(set(self.settings())) < len(self.optimizer):
-            raise UsageError("--optimizer sets the same setting twice")
-        provenance = {**base.provenance, "optimizer": f"given: {', '.join(self.optimizer)}"}
-        return replace(base, optimizers=optimizers, provenance=provenance)
-
-    def notes(self, known: Sidecar | None) -> Iterator[str]:
-        """Yield the report lines on penalties that were given, or that the file's layers have."""
-        recorded = known is not None and "l2" in known.provenance
-        for name, settings in (known.optimizers or {}).items() if known is not None and recorded else ():
-            decays = [key for key, value in settings.items() if key.startswith("weight_decay/") and value]
-            if decays:
-                rates = sorted({settings[key] or 0.0 for key in decays})
-                shown = ", ".join(str(rate) for rate in rates)
-                weights = format_count(len(decays), "weight")
-                yield f"{name}: weight decay {shown} for {weights}, twice the l2 factor"
+    Raise UsageError for options that are invalid, match no weight, or contradict the checkpoint.
+    """
+    known = _add_configured_penalties(known, binding, tree)
+    if not any(options):
+        return known
+    base = known or Sidecar("")
+    if binding is None:
+        return _add_general_settings(options, base)
+    optimizers = {name: dict(settings) for name, settings in (base.optimizers or {}).items()}
+    once: set[tuple[str, str]] = set()
+    for text in options.optimizer:
+        name, key_, value = _parse_setting(text, binding)
+        if (name, key_) in once:
+            raise UsageError(f"--optimizer {text}: {name}/{key_} is set twice")
+        once.add((name, key_))
+        optimizers.setdefault(name, {})[key_] = value
+    for text in options.l2:
+        for name, key_, value in _penalties(text, binding, tree):
+            # An explicit 0 for weights without a penalty, so that no default is assumed.
+            own = optimizers.setdefault(name, {})
+            own.setdefault("weight_decay", 0.0)
+            own[key_] = value
+    recorded = {"l2": options.l2, "optimizer": options.optimizer}
+    provenance = {name: f"given: {', '.join(texts)}" for name, texts in recorded.items() if texts}
+    return replace(base, optimizers=optimizers, provenance={**base.provenance, **provenance})
 
 
-NO_OPTIMIZER_OPTIONS = OptimizerOptions()
+def _add_general_settings(options: OptimizerOptions, base: Sidecar) -> Sidecar:
+    """Return the sidecar with the options for optimizers that no layout recognises."""
+    if options.l2:
+        raise UsageError("--l2 needs a checkpoint that a layout recognises", hint="leave it out")
+    optimizers = {name: dict(settings) for name, settings in (base.optimizers or {}).items()}
+    for text, (name, key_) in zip(options.optimizer, options.settings(), strict=True):
+        if not name or key_ not in _SETTINGS:
+            raise UsageError(
+                f"--optimizer {text}: unknown setting '{key_}'",
+                hint=suggest_choice(_TORCH.get(key_, key_), _SETTINGS) if name else _OPTIMIZER,
+            )
+        optimizers.setdefault(name, {})[key_] = _parse_setting_value(text, key_)
+    if len(set(options.settings())) < len(options.optimizer):
+        raise UsageError("--optimizer sets the same setting twice")
+    provenance = {**base.provenance, "optimizer": f"given: {', '.join(options.optimizer)}"}
+    return replace(base, optimizers=optimizers, provenance=provenance)
 
 
-def parse_optimizer_options(l2: Sequence[str], optimizer: Sequence[str]) -> tuple[bool, OptimizerOptions]:
-    """Return whether optimizers are left out (`--optimizer none`), and the settings stated otherwise."""
-    if NONE not in optimizer:
-        return False, OptimizerOptions(tuple(l2), tuple(optimizer))
-    if len(optimizer) > 1 or l2:
-        raise UsageError("--optimizer none leaves out every optimizer", hint="leave out --l2 and --optimizer")
-    return True, NO_OPTIMIZER_OPTIONS
+def penalty_notes(known: Sidecar | None) -> Iterator[str]:
+    """Yield the report lines on penalties that were given, or that the file's layers have."""
+    recorded = known is not None and "l2" in known.provenance
+    for name, settings in (known.optimizers or {}).items() if known is not None and recorded else ():
+        decays = [key for key, value in settings.items() if key.startswith("weight_decay/") and value]
+        if decays:
+            rates = sorted({settings[key] or 0.0 for key in decays})
+            shown = ", ".join(str(rate) for rate in rates)
+            weights = format_count(len(decays), "weight")
+            yield f"{name}: weight decay {shown} for {weights}, twice the l2 factor"
 
 
 def read_optimizer_options(receipt: Sidecar) -> OptimizerOptions:
-    """Return the options recorded in the receipt, as `Stated.into` stored them."""
+    """Return the options recorded in the receipt, as `add_stated_settings` stored them."""
     texts = (
         str(receipt.provenance.get(name, "")).removeprefix("given: ") for name in OptimizerOptions._fields
     )
@@ -190,7 +169,7 @@ def _require_setting(text: str, name: str, key: str, binding: RecognizedAgent) -
     if key not in _SETTINGS:
         meant = suggest_choice(_TORCH.get(key, key), _SETTINGS)
         raise UsageError(f"--optimizer {text}: unknown optimizer setting {key!r}", hint=meant)
-    slots = {str(move.target[1].value) for move in _optimizer_moves(binding, name)} & {*SLOTS}
+    slots = {str(move.target[1].value) for move in _optimizer_moves(binding, name)} & list_slots()
     family = find_family(slots)
     if family is not None and key not in (known := {*family.torch_settings.values(), _COUNT}):
         raise UsageError(

@@ -6,20 +6,14 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, TypedDict
 
-from ckpttool.conversion.layer_options import PART_ORDER, format_layer_options, parse_layer_options
-from ckpttool.conversion.optimizer_options import (
-    NO_OPTIMIZER_OPTIONS,
-    OptimizerOptions,
-    parse_optimizer_options,
-)
 from ckpttool.conversion.preparation import NO_PREPARATION, PreparationOptions
 from ckpttool.conversion.targets import TargetKind
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import UsageError
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
-from ckpttool.mapping.layer_kinds import LayerOption
 
 if TYPE_CHECKING:
+    from ckpttool.mapping.layer_kinds import LayerOption
     from ckpttool.mapping.user_rules import RuleFile
     from ckpttool.networks.worker import ModelSpec
 
@@ -115,6 +109,10 @@ class MappingOptions(TargetOptions):
     @property
     def layers(self) -> tuple[LayerOption, ...]:
         """The parsed `kinds`, `flatten` and `unflatten`; UsageError for invalid ones."""
+        if not (self.kinds or self.flatten or self.unflatten):
+            return ()
+        from ckpttool.conversion.layer_options import parse_layer_options
+
         return parse_layer_options(self.kinds, self.flatten, self.unflatten)
 
 
@@ -236,6 +234,10 @@ class FurtherFillKeywords(TypedDict, total=False):
 
 
 def _states_parts(texts: Sequence[str]) -> bool:
+    if not texts:
+        return False
+    from ckpttool.conversion.layer_options import PART_ORDER
+
     return any(PART_ORDER.fullmatch(text.rpartition("=")[2]) for text in texts)
 
 
@@ -277,6 +279,31 @@ def require_compatible(options: ConversionOptions, *, exported: bool) -> None:
         raise UsageError(f"--{name} PATTERN=parts:... applies only to --like", hint="leave it out")
     if options.strip and options.restore:
         raise UsageError("--strip and --restore undo each other")
+
+
+class OptimizerOptions(NamedTuple):
+    """Optimizer options: `l2` are weight patterns with a penalty factor, `optimizer` single settings."""
+
+    l2: tuple[str, ...] = ()
+    optimizer: tuple[str, ...] = ()
+
+    def settings(self) -> tuple[tuple[str, str], ...]:
+        """Return the optimizers and settings of `--optimizer NAME/SETTING=VALUE`, without their values."""
+        names = (text.partition("=")[0].strip().rpartition("/") for text in self.optimizer)
+        return tuple((name, key) for name, _, key in names)
+
+
+NO_OPTIMIZER_OPTIONS = OptimizerOptions()
+_NO_OPTIMIZERS = "none"  # the value of --optimizer that leaves out every optimizer
+
+
+def parse_optimizer_options(l2: Sequence[str], optimizer: Sequence[str]) -> tuple[bool, OptimizerOptions]:
+    """Return whether optimizers are left out (`--optimizer none`), and the settings stated otherwise."""
+    if _NO_OPTIMIZERS not in optimizer:
+        return False, OptimizerOptions(tuple(l2), tuple(optimizer))
+    if len(optimizer) > 1 or l2:
+        raise UsageError("--optimizer none leaves out every optimizer", hint="leave out --l2 and --optimizer")
+    return True, NO_OPTIMIZER_OPTIONS
 
 
 class ConversionRequest(NamedTuple):
@@ -323,7 +350,13 @@ class ConversionRequest(NamedTuple):
 
     def receipt(self) -> dict[str, str | bool | list[str]]:
         """Return the options that determine the target's contents; `part` and stated facts are separate."""
-        kinds, flatten, unflatten = format_layer_options(self.layer_options)
+        kinds: list[str] = []
+        flatten: list[str] = []
+        unflatten: list[str] = []
+        if self.layer_options:
+            from ckpttool.conversion.layer_options import format_layer_options
+
+            kinds, flatten, unflatten = format_layer_options(self.layer_options)
         contents = {
             "layout": self.options.layout,
             "weights": self.options.weights,

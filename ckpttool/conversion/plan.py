@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from ckpttool.conversion import parts, reverse, targets
-from ckpttool.conversion.optimizer_options import OptimizerOptions
-from ckpttool.conversion.options import ConversionRequest
+from ckpttool.conversion import targets
+from ckpttool.conversion.options import ConversionRequest, OptimizerOptions
 from ckpttool.conversion.preparation import PreparedTree, prepare_tree
 from ckpttool.conversion.reverse import ReverseConversion
 from ckpttool.conversion.targets import TARGETS, TargetKind
@@ -24,11 +23,10 @@ from ckpttool.core.text import describe_record, format_count, render_record
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.evaluation import restore
 from ckpttool.evaluation.restore import require_layers, with_names, with_records
-from ckpttool.libraries import optimizer_entries, optimizer_settings, recognize, schema
-from ckpttool.libraries.optimizer_entries import OPTIMIZER, WITHOUT, is_scheduled
+from ckpttool.formats.probe import format_framework
+from ckpttool.libraries import recognize, schema
 from ckpttool.libraries.recognize import KERAS_FORMATS
 from ckpttool.libraries.schema import NO_LAYOUT, RecognizedAgent
-from ckpttool.mapping import wrappers
 from ckpttool.mapping.rules import (
     KEEP,
     Label,
@@ -39,7 +37,6 @@ from ckpttool.mapping.rules import (
     Settings,
     apply_plan,
     compose_plans,
-    object_graph_paths,
 )
 
 if TYPE_CHECKING:
@@ -181,13 +178,21 @@ def plan_conversion(
         ready = ready._replace(notes=(*ready.notes, back.note))
     if back.tree is not None and known is not None:
         return _restored(ready, back.tree, back.moves, planner, known)
-    planner = replace(planner, known=request.stated.into(known, binding, tree))
-    ready = ready._replace(notes=(*ready.notes, *request.stated.notes(planner.known)))
+    if any(request.stated) or _has_modules(tree) or (known is not None and known.optimizers):
+        from ckpttool.conversion.optimizer_options import add_stated_settings, penalty_notes
+
+        planner = replace(planner, known=add_stated_settings(request.stated, known, binding, tree))
+        ready = ready._replace(notes=(*ready.notes, *penalty_notes(planner.known)))
     plan = _chosen(ready, planner, read)
     # A library's own file has its own optimizers, and its layout decides about them.
     if plan.moves and not (request.kind.agent or any(request.stated) or request.rules is not None):
         return _without_unfit_optimizers(ready, plan, planner, read)
     return plan
+
+
+def _has_modules(tree: Tree) -> bool:
+    """Return whether the tree has modules, whose settings may contain penalties of weights."""
+    return any(container.kind == "module" for container in tree.containers.values())
 
 
 def _chosen(ready: PreparedTree, planner: _Planner, read: Sequence[str]) -> ConversionPlan:
@@ -214,10 +219,14 @@ def _without_unfit_optimizers(
 
     A framework may load such an optimizer and fail at its first step. One that only lacks some slots stays.
     """
+    if not (conversion.report.unused or conversion.report.missing):
+        return conversion
+    from ckpttool.libraries.optimizer_entries import OPTIMIZER, list_optimizers
+
     unused, moved = {*conversion.report.unused}, {move.source for move in conversion.moves}
     unfit: dict[Path, list[Path]] = {}
     gone: set[Path] = set()
-    for top, own in optimizer_entries.list_optimizers(ready.tree).items():
+    for top, own in list_optimizers(ready.tree).items():
         lost = [path for path in own if ready.names[path] in unused]
         slots = any(path in moved and _is_slot(ready.tree[path]) for path in own)
         whole = slots and all(_is_slot(ready.tree[path]) for path in lost)
@@ -253,6 +262,8 @@ def _is_slot(leaf: Leaf | ValueLeaf) -> bool:
 
 def _why_unfit(top: Path, lost: Sequence[Path], ready: PreparedTree, conversion: ConversionPlan) -> str:
     """Return why an optimizer has no place in the target: the plan's own sentence, or its entries."""
+    from ckpttool.libraries.optimizer_entries import OPTIMIZER, WITHOUT
+
     title = display(top) or OPTIMIZER
     for note in conversion.report.notes:
         if note.startswith((f"{title}: ", f"{title} ")) and WITHOUT in note:
@@ -270,8 +281,13 @@ def _why_unfit(top: Path, lost: Sequence[Path], ready: PreparedTree, conversion:
 def _prepare(checkpoint: Checkpoint, request: ConversionRequest, known: Sidecar | None) -> PreparedTree:
     """Return the part to convert, under the names used for mapping."""
     part, weights = request.options.part, request.options.weights
-    tree, lost = (checkpoint.tree, ()) if part is None else parts.select_part(checkpoint.tree, part)
+    tree = checkpoint.tree
     chosen: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    if part is not None or request.no_optimizers:
+        from ckpttool.conversion import parts
+    if part is not None:
+        tree, lost = parts.select_part(tree, part)
     if weights is not None:
         from ckpttool.conversion import averages
 
@@ -319,7 +335,11 @@ def _by_name(planner: _Planner, plan: Plan | None) -> tuple[Plan | None, Mapping
 
 def _state_dicts(tree: Tree, kind: TargetKind) -> Plan | None:
     """Return the plan of whole modules to the dicts that PyTorch loads, None where there are none."""
-    plan = wrappers.plan_state_dicts(tree) if kind.format in ("pytorch", "pytorch_dcp") else None
+    if kind.format not in ("pytorch", "pytorch_dcp"):
+        return None
+    from ckpttool.mapping.pickled_modules import plan_state_dicts
+
+    plan = plan_state_dicts(tree)
     if plan is None:
         return None
     # Numbers in TorchScript's code (an epsilon) are in no state_dict: no module could load it.
@@ -398,7 +418,9 @@ def _report(
     report = MappingReport(report_moves(ready, target, plan.moves), unused, plan.missing, plan.assumed, notes)
     if not unused or plan.missing:
         return report
-    optimizers = optimizer_entries.list_optimizers(ready.tree).values()
+    from ckpttool.libraries.optimizer_entries import list_optimizers
+
+    optimizers = list_optimizers(ready.tree).values()
     state = {ready.names[path] for own in optimizers for path in own}
     return replace(report, remedy="--optimizer none") if state.issuperset(unused) else report
 
@@ -412,6 +434,8 @@ def _kept_values(tree: Tree, plan: Plan, agent: RecognizedAgent | None) -> tuple
     """Return what the sidecar stores: values that belong to no network and no optimizer."""
     if agent is None:
         return plan.kept
+    from ckpttool.libraries.optimizer_entries import is_scheduled
+
     used = _used_paths(plan, agent)
     values = (path for path, _ in tree.plain() if _GROUPS not in path or is_scheduled(path))
     beside = _tensors_beside_networks(tree, agent)
@@ -486,7 +510,7 @@ class _Planner:
     @property
     def framework(self) -> str:
         """The framework whose names the target uses."""
-        return optimizer_settings.format_framework(self.kind.format)
+        return format_framework(self.kind.format)
 
     @property
     def folds(self) -> bool:
@@ -496,7 +520,9 @@ class _Planner:
     @property
     def settings(self) -> Settings:
         """The sidecar's optimizer settings."""
-        return optimizer_settings.sidecar_settings(self.known)
+        from ckpttool.libraries.optimizer_settings import sidecar_settings
+
+        return sidecar_settings(self.known)
 
     def choose(self) -> _Choice:
         """Return the plan: by rules, a copy, by the agent's layout, or by the kinds of its layers.
@@ -567,7 +593,11 @@ class _Planner:
             return _Choice(compose_plans(nested, _plan_rewrite(inner, kind, None) or copy))
         plan = _plan_rewrite(tree, kind, self.known if self.request.options.part is None else None)
         # A TensorFlow 1 optimizer cannot be stored in a Keras file unchanged, whatever layout recognises it.
-        older = kind.format == _WEIGHTS_FILE and parts.has_older_optimizer(tree)
+        older = False
+        if kind.format == _WEIGHTS_FILE:
+            from ckpttool.conversion.parts import has_older_optimizer
+
+            older = has_older_optimizer(tree)
         objects = (binding is None or older) and _is_rebuilt(self.checkpoint.format, kind, tree)
         rebuilt = self._object_rebuild() if objects else None
         if rebuilt is None or (_open_problems(tree, rebuilt) and not older):
@@ -686,7 +716,7 @@ class _Planner:
             for path, leaf in self.tree.tensors()
             if path in unplaced
         )
-        if optimizer_settings.format_framework(self.checkpoint.format) == self.framework == "torch":
+        if format_framework(self.checkpoint.format) == self.framework == "torch":
             return _Choice(None) if weights else None
         general = self._attempt_by_parts() if slots or weights else None
         if general is None:
@@ -719,6 +749,7 @@ class _Planner:
     def _by_parts(self) -> Plan:
         """Return the plan of networks, optimizers and values; raise MappingError if no layer is known."""
         from ckpttool.conversion import general
+        from ckpttool.conversion.parts import without_copies
         from ckpttool.libraries.activation_orders import with_orders
         from ckpttool.mapping import orientation
 
@@ -731,7 +762,7 @@ class _Planner:
         )
         if self.checkpoint.format != targets.ONNX:
             tree = with_orders(tree, self.checkpoint, unknown=False)
-        whole, tree = tree, parts.without_copies(tree)
+        whole, tree = tree, without_copies(tree)
         try:
             rows = orientation.group_unnamed_arrays(tree, other_framework, stated=stated_axes)
             original, tree = tree, rows.tree
@@ -770,7 +801,9 @@ class _Planner:
             more = make(rest, self.request.layer_options)
             if not more.moves and not more.notes:
                 target_framework = "torch" if to_tensorflow else TENSORFLOW
-                raise restore.no_layers_error(rest, target_framework).located(file=self.checkpoint.path)
+                from ckpttool.evaluation.other_content import no_layers_error
+
+                raise no_layers_error(rest, target_framework).located(file=self.checkpoint.path)
             return merge_plans(plan, more)
         return plan
 
@@ -798,10 +831,7 @@ def _is_kept(
 ) -> bool:
     """Return whether a whole checkpoint goes into another format unchanged, under the same paths."""
     source, target = checkpoint.format, request.kind.format
-    native, target_framework = (
-        optimizer_settings.format_framework(source),
-        optimizer_settings.format_framework(target),
-    )
+    native, target_framework = format_framework(source), format_framework(target)
     if source == target or target_framework == NUMPY:
         return True
     from ckpttool.mapping import orientation
@@ -815,8 +845,10 @@ def _is_kept(
             checkpoint, tree, native, request.options.from_, target_framework
         )
         return source_framework in (target_framework, NUMPY)
+    from ckpttool.libraries.optimizer_settings import layout_framework
+
     if source in orientation.NEUTRAL & CONTAINERS:
-        return optimizer_settings.layout_framework(binding.layout) == target_framework
+        return layout_framework(binding.layout) == target_framework
     source_framework = native
     if source_framework != NUMPY:
         # A program's own data is an agent for others only if a layout recognises it; variables by name and
@@ -825,15 +857,12 @@ def _is_kept(
         own = source in OWN_FILES and not by_name
         return source_framework == target_framework == TENSORFLOW and not own
     # Arrays of no framework keep their paths; their names show which program named them.
-    return (
-        binding.layout not in ENCLOSED
-        and optimizer_settings.layout_framework(binding.layout) == target_framework
-    )
+    return binding.layout not in ENCLOSED and layout_framework(binding.layout) == target_framework
 
 
 def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) -> str | None:
     """Return a note on arrays that keep their axes because their framework is unknown."""
-    framework = optimizer_settings.format_framework(request.kind.format)
+    framework = format_framework(request.kind.format)
     if framework == NUMPY or request.options.from_ is not None:
         return None
     from ckpttool.mapping import orientation
@@ -841,7 +870,7 @@ def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) ->
     if checkpoint.format not in orientation.NEUTRAL:
         return None
     matrices = [path for path, leaf in tree.tensors() if len(leaf.shape) > 1 and "float" in leaf.dtype]
-    native = optimizer_settings.format_framework(checkpoint.format)
+    native = format_framework(checkpoint.format)
     if not matrices or orientation.checkpoint_orientation(checkpoint, tree, native, None, framework) != NUMPY:
         return None
     names = abbreviate_list([display(path) or "one array" for path in matrices], 3)
@@ -889,6 +918,8 @@ def _plan_nested(checkpoint: Checkpoint, tree: Tree, kind: TargetKind, *, stated
     if not clear or all(len(name) == 1 for name in names.values()) or not all(map(all, names.values())):
         return None
     own = {path: _name_kernels(name, frozenset(names.values())) for path, name in names.items()}
+    from ckpttool.mapping.keras_names import object_graph_paths
+
     paths = object_graph_paths(own.values())
     labels = {paths[own[path]]: Label(leaf.role, "/".join(own[path])) for path, leaf in tree.tensors()}
     moves = tuple(Move(rows.sources[path], paths[name], KEEP) for path, name in own.items())
@@ -906,8 +937,12 @@ def _is_rebuilt(source: str, kind: TargetKind, tree: Tree) -> bool:
     if kind.format == _WEIGHTS_FILE:
         root = tree.containers.get(())
         groups = root is not None and isinstance(root.state, dict) and "group" in root.state
-        return not groups and optimizer_settings.format_framework(source) == TENSORFLOW
-    return bool(kind.options.get("graph")) and (source in KERAS_FORMATS or parts.is_keras_export(tree))
+        return not groups and format_framework(source) == TENSORFLOW
+    if not kind.options.get("graph"):
+        return False
+    from ckpttool.conversion.parts import is_keras_export
+
+    return source in KERAS_FORMATS or is_keras_export(tree)
 
 
 def recognize_source_agent(
@@ -955,7 +990,9 @@ def plan_reverse(
         return ReverseConversion()
     if not _is_reverse(known, request.kind):
         return ReverseConversion()
-    conversion = reverse.reverse_conversion(tree, known.undo, checkpoint.path)
+    from ckpttool.conversion.restoration import reverse_conversion
+
+    conversion = reverse_conversion(tree, known.undo, checkpoint.path)
     if conversion.tree is None:
         return conversion
     if request.kind.agent and not _can_store(request.kind, conversion.tree):

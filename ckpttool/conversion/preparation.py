@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ckpttool.conversion.parts import full_names
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.sidecar import Sidecar
@@ -51,7 +50,11 @@ def prepare_tree(
         options: which names and weights are changed before the mapping.
         known: the sidecar, which records what an earlier conversion removed from names.
     """
-    names = full_names(tree, part)
+    names: Mapping[Path, str] = tree.names
+    if part is not None:
+        from ckpttool.conversion.parts import full_names
+
+        names = full_names(tree, part)
     done = PreparedTree(tree, names, {}, stripped=_recorded_wrappers(known) if part is None else None)
     if options.restore:
         done = _restore_wrappers(done, part, known)

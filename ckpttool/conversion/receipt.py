@@ -21,7 +21,6 @@ from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, json_value
 from ckpttool.evaluation import restore
 from ckpttool.evaluation.restore import VerifiedSidecar, select_network_leaves
-from ckpttool.libraries import optimizer_settings
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import NO_LAYOUT, NORMALIZER, OPTIMIZERS, RecognizedAgent
 from ckpttool.libraries.single_networks import read_computation, recognize_single_policy
@@ -266,7 +265,9 @@ def _source_details(
     details = {"part": part} if part is not None else {}
     optimized = binding is not None and any(m.target[0].value in OPTIMIZERS for m in binding.moves.moves)
     if binding is not None and optimized:
-        details["epsilon"] = optimizer_settings.epsilon_placement(own.sidecar, binding.layout)
+        from ckpttool.libraries.optimizer_settings import epsilon_placement
+
+        details["epsilon"] = epsilon_placement(own.sidecar, binding.layout)
     return details
 
 

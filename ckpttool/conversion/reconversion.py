@@ -14,12 +14,8 @@ from functools import cached_property
 from typing import Any, cast
 
 from ckpttool.conversion import write
-from ckpttool.conversion.optimizer_options import (
-    NO_OPTIMIZER_OPTIONS,
-    OptimizerOptions,
-    read_optimizer_options,
-)
-from ckpttool.conversion.options import FormatOptions, parse_request
+from ckpttool.conversion.optimizer_options import read_optimizer_options
+from ckpttool.conversion.options import NO_OPTIMIZER_OPTIONS, FormatOptions, OptimizerOptions, parse_request
 from ckpttool.conversion.plan import CONTAINERS, ConversionPlan, plan_conversion
 from ckpttool.conversion.targets import TARGETS, TargetKind
 from ckpttool.core import dtypes, plugins

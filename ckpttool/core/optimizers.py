@@ -491,6 +491,11 @@ def list_torch_settings() -> set[str]:
     return {setting for family in FAMILIES for setting in family.torch_settings.values()}
 
 
+def list_slots() -> set[str]:
+    """Return the canonical names of all slots."""
+    return {slot for family in FAMILIES for slot in family.slots}
+
+
 def list_torch_slots() -> set[str]:
     """Return torch's names of all slots."""
     return {spec.torch for family in FAMILIES for spec in family.specs}

@@ -20,7 +20,7 @@ from ckpttool.core import deferred
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.errors import MissingExtraError, UnsupportedError, UsageError, suggest_choice
 from ckpttool.core.installation import install_extra
-from ckpttool.core.sidecar import are_arguments
+from ckpttool.core.sidecar_parsing import are_arguments
 from ckpttool.core.text import format_count
 from ckpttool.evaluation import fast_engines, simulators
 from ckpttool.evaluation.fast_engines import MOUNTAIN_CAR_ID, TASKS, MujocoVector

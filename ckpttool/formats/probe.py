@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import IO, Any, ClassVar, Protocol, TypeVar
+from typing import IO, Any, ClassVar, Protocol, TypeVar, cast
 
-from ckpttool.core import filesystem
+from ckpttool.core import filesystem, plugins
 from ckpttool.core.atomic_write import is_hidden_name
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass
@@ -128,6 +128,11 @@ class Format(Protocol):
     def read(self, location: str) -> Checkpoint:
         """List everything at the location; raise FormatError if the bytes violate the format."""
         ...
+
+
+def format_framework(name: str) -> str:
+    """Return the framework whose names and orientation a format's tensors use."""
+    return cast(Format, plugins.find("formats", name).load()).FRAMEWORK
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, locate_errors
 from ckpttool.core.source import File, Inline, Span
 from ckpttool.core.text import format_count
-from ckpttool.encodings import archives, pickle_reader
+from ckpttool.encodings import archives, pickle_reader, tar_members
 from ckpttool.encodings.pickle_reader import PersistentLoader, PickleContents
 from ckpttool.encodings.pickle_values import Builder, Global, StoredBytes
 from ckpttool.formats import file_listing, pickle_signatures, torch_tensors, torch_tree, torch_zip
@@ -236,10 +236,10 @@ _FIRST = "sys_info"
 
 def tar_claims(probe: Probe) -> str | None:
     """Return the path of a tar archive whose first member is `sys_info`."""
-    if not archives.is_tar_start(probe.head):
+    if not tar_members.is_tar_start(probe.head):
         return None
     try:
-        return probe.path if archives.first_tar_member(File.stamp(probe.path)) == _FIRST else None
+        return probe.path if tar_members.first_tar_member(File.stamp(probe.path)) == _FIRST else None
     except CkpttoolError:
         return probe.path if probe.head.startswith(f"{_FIRST}\0".encode()) else None
 
@@ -274,7 +274,8 @@ def list_tar(file: File) -> FileListing:
     (THPTensor_(writeMetadataRaw)).
     """
     members = {
-        name: ByteStream(file, s.offset, s.offset + s.length) for name, s in archives.read_tar(file).items()
+        name: ByteStream(file, s.offset, s.offset + s.length)
+        for name, s in tar_members.read_tar(file).items()
     }
     for name in ("sys_info", "storages", "pickle"):
         if name not in members:

@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from ckpttool.libraries.optimizers_write import TorchOptimizerWriter as TorchOptimizerWriter
     from ckpttool.libraries.recognize import (
         LayoutTable as LayoutTable,
-        bind as bind,
         may_recognize as may_recognize,
         recognize_tree as recognize_tree,
     )
+    from ckpttool.libraries.binding import bind as bind
     from ckpttool.libraries.schema import (
         AgentMetadata as AgentMetadata,
         ObservationNormalizer as ObservationNormalizer,

@@ -21,7 +21,8 @@ from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.optimizers import DefaultSetting
 from ckpttool.core.tree import Path, Tree
 from ckpttool.libraries import optimizers_write
-from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.binding import bind
+from ckpttool.libraries.recognize import LayoutTable
 from ckpttool.libraries.schema import (
     LEFT_OPEN,
     NETWORKS,

@@ -24,8 +24,9 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.kinds import TORCH_ACTIVATIONS
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import sb3, schema
+from ckpttool.libraries.binding import bind, bind_means
 from ckpttool.libraries.optimizers_read import OptimizerMoves, StoredOptimizer, from_torch
-from ckpttool.libraries.recognize import LayoutTable, bind, bind_means
+from ckpttool.libraries.recognize import LayoutTable
 from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
 from ckpttool.mapping.rules import Fill, constant_tensor
 

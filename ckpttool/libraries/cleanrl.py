@@ -18,7 +18,8 @@ from dataclasses import replace
 
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, index, key
 from ckpttool.libraries import sb3, schema
-from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.binding import bind
+from ckpttool.libraries.recognize import LayoutTable
 from ckpttool.libraries.schema import (
     AgentMetadata,
     EncoderInput,

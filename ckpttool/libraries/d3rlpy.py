@@ -12,7 +12,8 @@ from ckpttool.core.errors import UnsupportedError, UsageError
 from ckpttool.core.sidecar import NO_ACTIVATIONS, OUTPUT_RANGE, LedgerEntry, Scores
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, index, key
 from ckpttool.libraries import schema
-from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.binding import bind
+from ckpttool.libraries.recognize import LayoutTable
 from ckpttool.libraries.schema import (
     CRITICS,
     DISCRETE_CHOICE,

@@ -20,7 +20,8 @@ from itertools import pairwise
 
 from ckpttool.core import deferred
 from ckpttool.core.tree import Leaf, Tree, attr, key
-from ckpttool.libraries.recognize import LayoutTable, PickledModule, bind, read_pickled_module
+from ckpttool.libraries.binding import bind
+from ckpttool.libraries.recognize import LayoutTable, PickledModule, read_pickled_module
 from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent, read_numbers
 from ckpttool.libraries.write import (
     LayerNames,

@@ -10,7 +10,8 @@ from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.sidecar import NO_STATISTICS, OUTPUT_RANGE
 from ckpttool.core.tree import Leaf, Tree, ValueLeaf, attr, key
 from ckpttool.libraries import schema
-from ckpttool.libraries.recognize import LayoutTable, LibraryPlugin, bind
+from ckpttool.libraries.binding import bind
+from ckpttool.libraries.recognize import LayoutTable, LibraryPlugin
 from ckpttool.libraries.schema import (
     AgentMetadata,
     ObservationNormalizer,

@@ -8,7 +8,7 @@ from ckpttool.core import deferred
 from ckpttool.core.sidecar import STATISTICS_UNKNOWN
 from ckpttool.core.tree import Tree, attr, key
 from ckpttool.libraries import schema
-from ckpttool.libraries.recognize import LayoutTable, LibraryPlugin, bind
+from ckpttool.libraries.recognize import LayoutTable, LibraryPlugin
 from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
 from ckpttool.mapping.rules import Plan, Settings
 
@@ -90,6 +90,8 @@ def recognize_fujimoto(tree: Tree, name: str) -> RecognizedAgent | None:
     if len(first) == 1 and all(AUTHORS_LAYER.fullmatch(str(path[0].value)) for path in tree):
         if "l4.weight" not in stored and not _MEMBER.search(name):
             return None  # three layers of any program may have these names
+        from ckpttool.libraries.binding import bind
+
         component = "actor" if _MEMBER.findall(name)[-1:] == ["actor"] else "critic"
         binding = bind(tree.under((key(component),)), FUJIMOTO_TABLE)
         if binding is not None:
@@ -99,6 +101,8 @@ def recognize_fujimoto(tree: Tree, name: str) -> RecognizedAgent | None:
     top = {str(path[0].value) for path in tree if path}
     if top & _MORE and not top & _SPLIT.keys():
         return None  # one dict with targets and further entries: td3_torch
+    from ckpttool.libraries.binding import bind
+
     binding = bind(tree, FUJIMOTO_TABLE)
     return None if binding is None else _add_file_metadata(add_action_map(binding, tree), name)
 

@@ -19,7 +19,8 @@ from dataclasses import replace
 from ckpttool.core import deferred
 from ckpttool.core.tree import Leaf, Path, Tree, attr, key
 from ckpttool.libraries import schema
-from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.binding import bind
+from ckpttool.libraries.recognize import LayoutTable
 from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent
 from ckpttool.libraries.write import (
     KERAS,

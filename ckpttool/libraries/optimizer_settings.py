@@ -7,7 +7,6 @@ from typing import cast
 from ckpttool.core import plugins
 from ckpttool.core.errors import UsageError
 from ckpttool.core.sidecar import Sidecar
-from ckpttool.formats.probe import Format
 from ckpttool.libraries.schema import JOINT, OPTIMIZED
 from ckpttool.mapping.rules import Settings
 
@@ -44,8 +43,3 @@ def epsilon_placement(known: Sidecar | None, layout: str | None) -> str:
 def layout_framework(layout: str) -> str:
     """Return the framework of the programs that use the layout."""
     return cast(str, plugins.find("layouts", layout).load().TABLE.framework)
-
-
-def format_framework(name: str) -> str:
-    """Return the framework whose names and orientation a format's tensors use."""
-    return cast(Format, plugins.find("formats", name).load()).FRAMEWORK

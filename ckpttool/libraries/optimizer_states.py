@@ -21,6 +21,7 @@ from ckpttool.core.optimizers import (
     MORE_SLOTS,
     VELOCITY,
     list_keras_kinds,
+    list_slots,
     list_torch_settings,
 )
 from ckpttool.core.tree import (
@@ -233,7 +234,7 @@ class _OptimizerStates:
 
     def _unread(self, agent: Tree, plan: Plan) -> Iterator[Path]:
         """Yield the settings of torch's groups that none of its optimizers reads, e.g. a scheduler's."""
-        read = {*list_torch_settings(), *schema.SLOTS, "step"}
+        read = {*list_torch_settings(), *list_slots(), "step"}
         used = {move.source for move in plan.moves} | set(plan.consumed)
         for path in agent if self.framework == "torch" else ():
             own = len(path) > 1 and path[0] != _NETWORKS and path not in used

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ckpttool.core import deferred, dtypes, optimizers
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, DeadlineError, UnsupportedError, abbreviate_list
-from ckpttool.core.optimizers import ADAGRAD, ADAM, ADAMAX, BUFFER, FAMILIES, SGD, VELOCITY, DefaultSetting
+from ckpttool.core.optimizers import (
+    ADAGRAD,
+    ADAM,
+    ADAMAX,
+    BUFFER,
+    FAMILIES,
+    SGD,
+    VELOCITY,
+    DefaultSetting,
+    list_slots,
+)
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
 from ckpttool.libraries import schema
 from ckpttool.libraries.optimizer_entries import ITERATIONS, KERAS_SETTINGS, POWERS, WITHOUT
@@ -325,10 +335,9 @@ class CanonicalOptimizer:
         self.name, self.agent, self.stated = name, agent, settings
         self._values: dict[Path, Setting] = {}
         own = [path for path in agent if path[0] == attr(name) and len(path) > 1]
-        self.slots = frozenset(
-            str(path[1].value) for path in own if len(path) > 2 and path[1].value in schema.SLOTS
-        )
-        names = [str(path[1].value) for path in own if path[1].value not in schema.SLOTS]
+        slots = list_slots()
+        self.slots = frozenset(str(path[1].value) for path in own if len(path) > 2 and path[1].value in slots)
+        names = [str(path[1].value) for path in own if path[1].value not in slots]
         self.settings = tuple(dict.fromkeys((*names, *(setting.partition("/")[0] for setting in settings))))
         # The class after which the agent's variables are named.
         cls = keras_class(leaf for path, leaf in agent.items() if path[0] == attr(name))
@@ -431,7 +440,7 @@ class CanonicalOptimizer:
         """Yield the agent's settings by their sidecar names, without step and slots."""
         for path in self.agent:
             name = str(path[1].value) if path[0] == attr(self.name) and len(path) > 1 else "step"
-            if name != "step" and name not in schema.SLOTS:
+            if name != "step" and name not in list_slots():
                 yield display(path[1:]), path
 
     @property

@@ -22,8 +22,9 @@ from ckpttool.core.kinds import ACTIVATION_SYNONYMS
 from ckpttool.core.sidecar import NO_STATISTICS
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, key
 from ckpttool.libraries import schema
+from ckpttool.libraries.binding import bind
 from ckpttool.libraries.optimizers_read import from_torch
-from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.recognize import LayoutTable
 from ckpttool.libraries.schema import (
     CATEGORICAL,
     DICT_UNKNOWN,

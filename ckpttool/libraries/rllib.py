@@ -17,15 +17,8 @@ from ckpttool.core.sidecar import NO_BOUNDS, NO_ENVIRONMENT, NO_STATISTICS, Ledg
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Container, Leaf, Path, Record, Tree, ValueLeaf, attr, display, index, key
 from ckpttool.libraries import schema, write
-from ckpttool.libraries.recognize import (
-    ENCODERS,
-    JOINED,
-    OUTPUT,
-    LayoutTable,
-    LibraryPlugin,
-    bind,
-    rejoin_last_layer,
-)
+from ckpttool.libraries.binding import ENCODERS, JOINED, OUTPUT, bind, rejoin_last_layer
+from ckpttool.libraries.recognize import LayoutTable, LibraryPlugin
 from ckpttool.libraries.schema import (
     AgentMetadata,
     AgentNetwork,

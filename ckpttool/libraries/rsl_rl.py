@@ -19,7 +19,8 @@ from ckpttool.core import deferred
 from ckpttool.core.kinds import ACTIVATION_SYNONYMS
 from ckpttool.core.tree import PathStep, Tree, ValueLeaf, attr, key
 from ckpttool.libraries import schema
-from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.binding import bind
+from ckpttool.libraries.recognize import LayoutTable
 from ckpttool.libraries.schema import AgentMetadata, ObservationNormalizer, RecognizedAgent
 from ckpttool.libraries.write import (
     LayerNames,

@@ -14,7 +14,8 @@ from ckpttool.core.sidecar import STATISTICS_UNKNOWN, Scores, unknown_fact
 from ckpttool.core.source import Inline, Shape
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import sb3, schema, write
-from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.binding import bind
+from ckpttool.libraries.recognize import LayoutTable
 from ckpttool.libraries.schema import (
     AgentMetadata,
     AgentNetwork,

@@ -24,22 +24,17 @@ from ckpttool.core.sidecar import (
     LedgerEntry,
     Scores,
     Sidecar,
-    are_arguments,
     unknown_fact,
 )
+from ckpttool.core.sidecar_parsing import are_arguments
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Record, Tree, ValueLeaf, attr, index, key
 from ckpttool.encodings import pickle_values
 from ckpttool.encodings.pickle_values import Global, PickleObject, dumps
 from ckpttool.formats import pickles
-from ckpttool.libraries import optimizers_read, schema
-from ckpttool.libraries.recognize import (
-    TORCH_CLASSES,
-    LayoutTable,
-    bind,
-    called_activation,
-    read_pickled_module,
-)
+from ckpttool.libraries import optimizers_read, recurrent_layers, schema
+from ckpttool.libraries.binding import bind
+from ckpttool.libraries.recognize import TORCH_CLASSES, LayoutTable, called_activation, read_pickled_module
 from ckpttool.libraries.schema import (
     DICT_UNKNOWN,
     DISCRETE_CHOICE,
@@ -530,7 +525,7 @@ def find_encoder(tree: Tree, component: str, unplaced: tuple[str, ...]) -> Polic
         streams.append(stream)
         moves += move_encoder(component, stream.name, (*_CONVOLUTIONS, _LINEAR) if mine else (), mine)
     recurrent = {name.removeprefix(_LSTM): path for name, path in tensors.items() if name.startswith(_LSTM)}
-    read = schema.read_recurrent_layers(tree, component, recurrent, "torch")
+    read = recurrent_layers.read_recurrent_layers(tree, component, recurrent, "torch")
     normed = find_policy_norms(tree, component)
     if own or read is None or not (moves or recurrent or several or normed.norms or IMAGES in unplaced):
         return None

@@ -15,7 +15,8 @@ from dataclasses import replace
 from ckpttool.core.sidecar import NO_BOUNDS
 from ckpttool.core.tree import Leaf, Tree, key
 from ckpttool.libraries import schema
-from ckpttool.libraries.recognize import LayoutTable, PickledModule, bind, read_pickled_module
+from ckpttool.libraries.binding import bind
+from ckpttool.libraries.recognize import LayoutTable, PickledModule, read_pickled_module
 from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
 from ckpttool.libraries.write import (
     LayerNames,

@@ -9,37 +9,20 @@ from ckpttool.core import deferred
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, attr, display, key
 from ckpttool.libraries import schema
+from ckpttool.libraries.binding import bind, is_whole_tree, number_layers
 from ckpttool.libraries.fujimoto import ACTION_MAP, AUTHORS_LAYER, add_action_map
-from ckpttool.libraries.recognize import (
-    ANY,
-    LayoutTable,
-    LibraryPlugin,
-    bind,
-    find_orders,
-    has_module_layer,
-    is_whole_tree,
-    number_layers,
-)
+from ckpttool.libraries.recognize import ANY, LayoutTable, LibraryPlugin, find_orders, has_module_layer
+from ckpttool.libraries.recurrent_layers import add_recurrent_layers
 from ckpttool.libraries.schema import (
     AgentLayer,
     AgentMetadata,
     AgentNetwork,
     RecognizedAgent,
-    add_recurrent_layers,
     list_kernel_shapes,
 )
+from ckpttool.mapping.keras_names import object_graph_paths, sequential_names
 from ckpttool.mapping.kind_table import SPELLING
-from ckpttool.mapping.rules import (
-    KEEP,
-    Label,
-    Move,
-    Plan,
-    Rule,
-    Settings,
-    ToValue,
-    object_graph_paths,
-    sequential_names,
-)
+from ckpttool.mapping.rules import KEEP, Label, Move, Plan, Rule, Settings, ToValue
 
 # Network tensors outside layers: a state-independent standard deviation, atom values.
 _SINGLE_TENSORS = (

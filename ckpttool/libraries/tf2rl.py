@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Tree, ValueLeaf, attr, key
-from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.binding import bind
+from ckpttool.libraries.recognize import LayoutTable
 from ckpttool.libraries.schema import LEFT_OPEN, AgentMetadata, RecognizedAgent, plain_id
 from ckpttool.mapping.rules import Plan, Settings
 

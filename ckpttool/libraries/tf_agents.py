@@ -13,8 +13,9 @@ from ckpttool.core.dtypes import np
 from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_STATISTICS
 from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, index, key
 from ckpttool.formats.tf_common import INPUT_LAYERS
+from ckpttool.libraries.binding import bind, rejoin_last_layer
 from ckpttool.libraries.optimizers_write import LEGACY
-from ckpttool.libraries.recognize import LayoutTable, bind, rejoin_last_layer
+from ckpttool.libraries.recognize import LayoutTable
 from ckpttool.libraries.schema import (
     DISCRETE_CHOICE,
     LEFT_OPEN,

@@ -21,18 +21,8 @@ from ckpttool.formats.tf_common import VariableInfo
 from ckpttool.formats.tf_object_graph import MARK, slot_optimizer, slot_path
 from ckpttool.libraries.optimizer_entries import KERAS_SETTINGS, POWERS, path_texts
 from ckpttool.libraries.optimizers_read import keras_class, make_zero_tensor
-from ckpttool.mapping.rules import (
-    KEEP,
-    Label,
-    Move,
-    Plan,
-    Rule,
-    Scale,
-    Settings,
-    ToTensor,
-    ToValue,
-    object_graph_paths,
-)
+from ckpttool.mapping.keras_names import object_graph_paths
+from ckpttool.mapping.rules import KEEP, Label, Move, Plan, Rule, Scale, Settings, ToTensor, ToValue
 
 _BETAS = dict(zip(POWERS, ("beta_1", "beta_2"), strict=True))
 _MOST_STEPS = 10_000_000  # by then, a usual beta's power is 0 in float32

@@ -29,13 +29,8 @@ from ckpttool.core.errors import UnsupportedError, abbreviate_list
 from ckpttool.core.sidecar import Scores
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import schema
-from ckpttool.libraries.recognize import (
-    LayoutTable,
-    bind,
-    bind_means,
-    list_display_names,
-    read_pickled_module,
-)
+from ckpttool.libraries.binding import bind, bind_means
+from ckpttool.libraries.recognize import LayoutTable, list_display_names, read_pickled_module
 from ckpttool.libraries.schema import (
     NORMALIZER,
     AgentMetadata,

@@ -24,7 +24,8 @@ from ckpttool.core import deferred
 from ckpttool.core.sidecar import NO_ACTION_MAP, NO_ACTIVATIONS, NO_BOUNDS
 from ckpttool.core.tree import Leaf, Path, Tree, attr
 from ckpttool.libraries import schema
-from ckpttool.libraries.recognize import MODULE_LAYER, LayoutTable, bind, list_leaves
+from ckpttool.libraries.binding import bind, list_leaves
+from ckpttool.libraries.recognize import MODULE_LAYER, LayoutTable
 from ckpttool.libraries.schema import AgentMetadata, AgentNetwork, RecognizedAgent, read_numbers
 from ckpttool.mapping.rules import KEEP, Move, Permute, Reshape, chain_rules
 

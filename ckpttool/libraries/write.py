@@ -28,6 +28,7 @@ from ckpttool.libraries.schema import (
     list_kernel_shapes,
     matches_action_map,
 )
+from ckpttool.mapping.keras_names import object_graph_paths
 from ckpttool.mapping.kind_table import SPELLING
 from ckpttool.mapping.layer_kinds import LayerKind, WeightSpec
 from ckpttool.mapping.rules import (
@@ -48,7 +49,6 @@ from ckpttool.mapping.rules import (
     chain_rules,
     compose_rules,
     constant_tensor,
-    object_graph_paths,
 )
 
 _SAME = 1e-6  # twice the rounding error of float32 numbers, which most libraries store

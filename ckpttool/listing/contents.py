@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core import code_references, urls
@@ -10,12 +10,13 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import LimitError
 from ckpttool.core.text import compile_glob, describe_record, render_record, suggest_glob
-from ckpttool.core.tree import Path, Role
+from ckpttool.core.tree import Path, Role, Tree
 from ckpttool.listing.audit import LoadingVerdict, audit_notes, build_audit_document, judge_loading
 from ckpttool.listing.findings import unjudged_findings
 from ckpttool.listing.modules import ModuleSummary, group_by_module
 from ckpttool.listing.rows import CheckpointRow, TensorRow, ValueRow
 from ckpttool.listing.training_counters import update_count_notes
+from ckpttool.mapping.wrappers import DictPrefixes, describe_prefixes, find_prefixes
 
 if TYPE_CHECKING:
     from ckpttool.libraries.schema import RecognizedAgent
@@ -137,8 +138,6 @@ def summarize_recognized(
     checkpoint: Checkpoint, binding: RecognizedAgent | None, glob: str | None = None
 ) -> CheckpointSummary:
     """Return the listing of an open checkpoint, whose agent is known."""
-    from ckpttool.mapping.wrappers import list_wrapper_notes
-
     tree = checkpoint.tree
     owners: Mapping[Path, Path] = binding.of if binding is not None else {}
     keep = compile_glob(glob)
@@ -192,3 +191,39 @@ def may_describe_layers(checkpoint: Checkpoint) -> bool:
     if has_saver_graph(checkpoint):
         return True
     return any(path and path[-1] == PICKLED_MODULES for path in checkpoint.tree.containers)
+
+
+# Names under which training programs store a network's state_dict beside other data, and averages of it.
+_NETWORKS = frozenset(
+    ("state_dict", "model", "model_state_dict", "net", "network", "module", "weights", "policy")
+) | {"policy_state_dict", "model_state", "params"}
+_AVERAGES = frozenset(
+    ("ema", "model_ema", "ema_model", "ema_state_dict", "state_dict_ema", "ema_params", "swa", "swa_model")
+) | {"average_model", "averaged_model"}
+
+
+def list_wrapper_notes(tree: Tree, *, agent: bool = False) -> tuple[str, ...]:
+    """Return the notes of `inspect` on wrapper prefixes, and on the paths of a network and its average.
+
+    For an agent, the layout already lists its networks.
+    """
+    return (*_wrapper_lines(find_prefixes(tree)), *_average_lines(tree, agent=agent))
+
+
+def _wrapper_lines(prefixes: tuple[DictPrefixes, ...]) -> Iterator[str]:
+    for line in describe_prefixes(prefixes):
+        yield f"{line}: use convert --strip to remove it"
+
+
+def _average_lines(tree: Tree, *, agent: bool) -> Iterator[str]:
+    tops = {path[0].value: None for path, _ in tree.tensors() if len(path) > 1 and path[0].kind == "key"}
+    others = {path[0] for path in tree} if tops else set()
+    if len(others) < 2:
+        return
+    for name in tops:
+        if name in _NETWORKS and not agent:
+            yield (
+                f"{name} contains a network and other entries; use --part {name} to convert only the network"
+            )
+        elif name in _AVERAGES:
+            yield f"{name} contains an average of the weights; use --part {name} to convert only that"

@@ -14,7 +14,7 @@ from ckpttool.core import filesystem, source
 from ckpttool.core.atomic_write import Progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, WorkerError
-from ckpttool.libraries import recognize
+from ckpttool.libraries import binding
 from ckpttool.libraries.repeated_structures import compute_once
 
 # Starting processes takes about as long as reading this many checkpoints of an agent.
@@ -51,12 +51,12 @@ def one_checkpoint() -> Iterator[None]:
     """
     enabled = gc.isenabled()
     gc.disable()
-    token = recognize.BINDER.set(compute_once)
+    token = binding.BINDER.set(compute_once)
     try:
         with source.keep_open():
             yield
     finally:
-        recognize.BINDER.reset(token)
+        binding.BINDER.reset(token)
         if enabled:
             gc.enable()
 

@@ -46,10 +46,7 @@ if TYPE_CHECKING:
         apply_rules as apply_rules,
         load_rules as load_rules,
     )
-    from ckpttool.mapping.wrappers import (
-        plan_state_dicts as plan_state_dicts,
-        unwrap_names as unwrap_names,
-        wrap_name as wrap_name,
-    )
+    from ckpttool.mapping.wrappers import unwrap_names as unwrap_names, wrap_name as wrap_name
+    from ckpttool.mapping.pickled_modules import plan_state_dicts as plan_state_dicts
 
 package_face()

@@ -16,6 +16,7 @@ from ckpttool.mapping.flattening import (
     find_unknown_orders,
     is_by_name,
 )
+from ckpttool.mapping.keras_names import object_graph_paths
 from ckpttool.mapping.kind_notes import (
     LayerRefusal,
     describe_assumed_classes,
@@ -36,7 +37,7 @@ from ckpttool.mapping.layers import (
     torch_names,
 )
 from ckpttool.mapping.orientation import decide_kinds
-from ckpttool.mapping.rules import KEEP, Label, Move, Plan, object_graph_paths
+from ckpttool.mapping.rules import KEEP, Label, Move, Plan
 
 _STATISTICS = frozenset(("moving_mean", "moving_variance"))
 

@@ -14,16 +14,8 @@ from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.core.errors import CkpttoolError, MappingError, NotFoundError, UsageError, suggest_choice
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, key
-from ckpttool.mapping.rules import (
-    Label,
-    Move,
-    Plan,
-    Rule,
-    chain_rules,
-    constant_tensor,
-    object_graph_paths,
-    parse_rule,
-)
+from ckpttool.mapping.keras_names import object_graph_paths
+from ckpttool.mapping.rules import Label, Move, Plan, Rule, chain_rules, constant_tensor, parse_rule
 
 _MOST_BYTES = 4 << 20
 _MOST_ELEMENTS = 1 << 24

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.core import deferred, dtypes
+from ckpttool.core import deferred
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import UsageError, abbreviate_list
 from ckpttool.core.tree import (
@@ -15,7 +15,6 @@ from ckpttool.core.tree import (
     Leaf,
     Path,
     PathStep,
-    Record,
     Tree,
     ValueLeaf,
     display,
@@ -23,10 +22,9 @@ from ckpttool.core.tree import (
     path_to_json,
 )
 from ckpttool.mapping.layer_kinds import Name
-from ckpttool.mapping.rules import KEEP, Move, Plan
 
 if TYPE_CHECKING:
-    from ckpttool.mapping.layers import ModuleInfo
+    pass
 
 
 # torch/optim/swa_utils.py, AveragedModel: its own buffer is a sibling of the wrapped module.
@@ -438,139 +436,7 @@ def _with_metadata(container: Container, metadata: Mapping[str, object]) -> Cont
     return container._replace(state={**state, "_metadata": kind(metadata)})
 
 
-# Records that are data: their items can be written again.
-_SETS = ("builtins.set", "builtins.frozenset")
-
-
-def plan_state_dicts(tree: Tree) -> Plan | None:
-    """Return the conversion to a tree without objects, None if there are none.
-
-    Each tensor under an object gets one key, its native name from there on (`l1.weight`); plain
-    values of an object, records, and tensors stored in parts have no move and are reported as unused.
-    """
-    objects = frozenset(path for path, container in tree.containers.items() if _is_object(container))
-    if not objects and all(_is_plain(leaf) for leaf in tree.values()):
-        return None
-    parts = frozenset(path for path in objects if _is_in_parts(tree.containers[path]))
-    places = {
-        path: None if _is_within(path, parts) else _leaf_path(path, leaf, objects)
-        for path, leaf in tree.items()
-    }
-    moves = tuple(Move(path, target, KEEP) for path, target in places.items() if target is not None)
-    lost = {path[:-1] for path, target in places.items() if target is None}
-    containers = {
-        path: container
-        for path, container in tree.containers.items()
-        # A list that loses an item keeps its numbers as keys.
-        if not _is_within(path, objects) and not (container.kind in ("list", "tuple") and path in lost)
-    }
-    aliases = _map_aliases(tree, places, objects)
-    return Plan(moves, containers=containers, aliases=aliases)
-
-
-def describe_modules(tree: Tree) -> dict[Path, ModuleInfo]:
-    """Return for each tensor of whole modules and TorchScript the facts in the file about its module.
-
-    Settings are the object's plain values, with a tuple of numbers (`stride`) as a list.
-    """
-    from ckpttool.mapping.layers import class_info
-
-    settings: dict[Path, dict[str, Any]] = {}
-    for path, leaf in tree.plain():
-        if len(path) > 1 and path[-1].kind == "index":
-            values = settings.setdefault(path[:-2], {}).setdefault(str(path[-2].value), [])
-            if isinstance(values, list):
-                values.append(leaf.value)
-        elif path:
-            settings.setdefault(path[:-1], {})[str(path[-1].value)] = leaf.value
-    modules: dict[Path, ModuleInfo] = {}
-    for path, _ in tree.tensors():
-        module = path[:-2] if path[-2:-1] and path[-2].value in _OWN else path[:-1]
-        container = tree.containers.get(module)
-        if container is not None and _is_object(container) and container.name:
-            modules[path] = class_info(container.name, settings.get(module, {}))
-    return modules
-
-
-# Attributes in which a torch.nn.Module stores its own tensors (torch/nn/modules/module.py).
-_OWN = frozenset(("_parameters", "_buffers"))
-
-
-def _is_object(container: Container) -> bool:
-    return container.kind == "record" and container.name not in _SETS
-
-
-def _is_in_parts(container: Container) -> bool:
-    # A tensor that torch stores as several, with the name of its layout (`torch.sparse_coo`): half of it
-    # would be another tensor.
-    return (container.name or "").rpartition(".")[0] == "torch"
-
-
-def _is_plain(leaf: Leaf | ValueLeaf) -> bool:
-    if isinstance(leaf, Leaf) or not isinstance(leaf.value, Record):
-        return True
-    module, _, name = leaf.value.name.rpartition(".")
-    return module == "torch" and name in dtypes.BY_TORCH and not leaf.value.summary
-
-
-def _leaf_path(path: Path, leaf: Leaf | ValueLeaf, objects: frozenset[Path]) -> Path | None:
-    if isinstance(leaf, Leaf):
-        return _torch_path(path, leaf.key, objects)
-    return path if _is_plain(leaf) and not _is_within(path, objects) else None
-
-
-def _is_within(path: Path, objects: frozenset[Path]) -> bool:
-    return any(path[:depth] in objects for depth in range(len(path) + 1))
-
-
-def _torch_path(path: Path, native: str | None, objects: frozenset[Path]) -> Path:
-    """Return the path up to the first object, and one key for the rest, which is torch's name."""
-    depth = next((depth for depth in range(len(path)) if path[:depth] in objects), None)
-    if depth is None:
-        return path
-    above = "".join(f"{step.value}." for step in path[:depth])
-    name = native if native is not None else ".".join(str(step.value) for step in path)
-    return (*path[:depth], key(name.removeprefix(above)))
-
-
-def _map_aliases(
-    tree: Tree, places: Mapping[Path, Path | None], objects: frozenset[Path]
-) -> dict[Path, tuple[Path, ...]]:
-    targets = set(places.values())
-    aliases: dict[Path, tuple[Path, ...]] = {}
-    for path, others in tree.aliases.items():
-        target = places[path]
-        for alias in others:
-            second = _torch_path(alias.path, alias.key, objects)
-            # A list of an object's tensors (torch's `_flat_weights`) is not part of a state_dict.
-            listed = second != alias.path and any(step.kind == "index" for step in alias.path)
-            if target is not None and second not in targets and not listed:
-                targets.add(second)
-                aliases[target] = (*aliases.get(target, ()), second)
-    return aliases
-
-
-# Names under which training programs store a network's state_dict beside other data, and averages of it.
-_NETWORKS = frozenset(
-    ("state_dict", "model", "model_state_dict", "net", "network", "module", "weights", "policy")
-) | {"policy_state_dict", "model_state", "params"}
-_AVERAGES = frozenset(
-    ("ema", "model_ema", "ema_model", "ema_state_dict", "state_dict_ema", "ema_params", "swa", "swa_model")
-) | {"average_model", "averaged_model"}
 _PLACES = 3
-
-
-def list_wrapper_notes(tree: Tree, *, agent: bool = False) -> tuple[str, ...]:
-    """Return the notes of `inspect` on wrapper prefixes, and on the paths of a network and its average.
-
-    For an agent, the layout already lists its networks.
-    """
-    return (*_wrapper_lines(find_prefixes(tree)), *_average_lines(tree, agent=agent))
-
-
-def _wrapper_lines(prefixes: tuple[DictPrefixes, ...]) -> Iterator[str]:
-    for line in describe_prefixes(prefixes):
-        yield f"{line}: use convert --strip to remove it"
 
 
 def describe_prefixes(result: tuple[DictPrefixes, ...]) -> Iterator[str]:
@@ -584,17 +450,3 @@ def describe_prefixes(result: tuple[DictPrefixes, ...]) -> Iterator[str]:
         below = f" under {abbreviate_list(places, _PLACES)}" if any(places) else ""
         owner = ", then ".join(dict.fromkeys(wrapper_title(segment) for segment in segments))
         yield f"prefix {'.'.join(segments)}. in names{below} ({owner})"
-
-
-def _average_lines(tree: Tree, *, agent: bool) -> Iterator[str]:
-    tops = {path[0].value: None for path, _ in tree.tensors() if len(path) > 1 and path[0].kind == "key"}
-    others = {path[0] for path in tree} if tops else set()
-    if len(others) < 2:
-        return
-    for name in tops:
-        if name in _NETWORKS and not agent:
-            yield (
-                f"{name} contains a network and other entries; use --part {name} to convert only the network"
-            )
-        elif name in _AVERAGES:
-            yield f"{name} contains an average of the weights; use --part {name} to convert only that"

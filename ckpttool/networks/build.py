@@ -16,7 +16,7 @@ from ckpttool.core.sidecar import parse_activation
 from ckpttool.core.source import Shape, keep_open
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, attr
-from ckpttool.libraries import schema
+from ckpttool.libraries import recurrent_layers, schema
 from ckpttool.libraries.schema import (
     ActionDistribution,
     AgentNetwork,
@@ -238,7 +238,7 @@ _LAYERS: dict[str, Callable[[Mapping[str, Any]], Layer]] = {
 
 
 # Number of state slots of each kind of cell: its output, and an LSTM's cell state.
-_STATES = {schema.LSTM: 2, schema.GRU: 1, schema.GRU_BEFORE: 1}
+_STATES = {recurrent_layers.LSTM: 2, recurrent_layers.GRU: 1, recurrent_layers.GRU_BEFORE: 1}
 
 Shapes = Mapping[str, Shape]
 """Shapes of observations by input name, without the batch."""
@@ -382,7 +382,7 @@ def _add_encoder_cell(builder: NetworkBuilder, agent: Tree, path: Path, number: 
     zeros = np.zeros(kernel.shape[1], np.float32)
     biases = [_read_array(agent, path) if path in agent else zeros for path in paths]
     states = _state_names(number)[: _STATES[kind]]
-    _add_cell(builder, states, (kernel, recurrent, biases), reset_after=kind == schema.GRU)
+    _add_cell(builder, states, (kernel, recurrent, biases), reset_after=kind == recurrent_layers.GRU)
 
 
 def _read_array(agent: Tree, path: Path) -> np.ndarray:

@@ -17,7 +17,7 @@ from ckpttool.commands.inspect import summary
 from ckpttool.commands.stats import Stats, TensorStats, compute_stats, tensor_stats
 from ckpttool.conversion.alignment import ChangedEntry, Entry, align_checkpoints
 from ckpttool.conversion.reconversion import ComparisonSide
-from ckpttool.core import filesystem, sidecar, text, urls
+from ckpttool.core import filesystem, sidecar, sidecar_parsing, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress, report_part
 from ckpttool.core.deferred import dataclass
 from ckpttool.core.digests import digest_checkpoint
@@ -580,7 +580,7 @@ def read_conversion(file: str, sha256: str) -> ConversionSection:
     """Read a sidecar or the output of `convert --json`; raise FormatError for other files."""
     record = text.load_json(file, "the conversion report", "sidecar_bytes")
     if "target_sha256" in record:
-        return conversion_from_sidecar(sidecar.read_sidecar(file), sha256)
+        return conversion_from_sidecar(sidecar_parsing.read_sidecar(file), sha256)
     if not isinstance(record.get("mapped"), list):
         raise FormatError(
             "not a conversion report",

@@ -24,9 +24,9 @@ from ckpttool.libraries.schema import RecognizedAgent
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.network import Dense, Network, Observation, Policy
 from ckpttool.verification.inputs import OPPOSITE, move_channels
+from ckpttool.verification.tolerances import OWN_ERROR
 
 PARITY_OBSERVATIONS = 1000
-OWN_ERROR = 2.0
 # Relative to the largest intermediate number, not the output: docs/decisions/0016-verification-bounds.md.
 SCALE = 1e-5
 # Two float32 computations of one sum differ by a few units in the last place of the largest intermediate

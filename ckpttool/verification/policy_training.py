@@ -34,7 +34,7 @@ from ckpttool.networks.policy_training import (
     OptimizerSetup,
     TrainingBatch,
 )
-from ckpttool.verification.training import STATE_BOUND, is_equal, relative_distance
+from ckpttool.verification.tolerances import STATE_BOUND, is_equal, relative_distance
 
 BATCH = 100
 MISSING = (

@@ -32,14 +32,14 @@ from ckpttool.networks.live import set_value
 from ckpttool.networks.model_child import ModelRunner, model_framework
 from ckpttool.networks.tracing import to_array
 from ckpttool.networks.worker import ModelSpec
-from ckpttool.verification.output_comparison import OWN_ERROR, Parity
+from ckpttool.verification.output_comparison import Parity
+from ckpttool.verification.sides import ModelSide, find_model_kind
+from ckpttool.verification.tolerances import OWN_ERROR
 from ckpttool.verification.two_models import (
     ModelComparison,
     ModelComparisonOptions,
-    ModelSide,
     compare_models,
     find_code,
-    find_model_kind,
 )
 
 NO_VERIFY = "--no-verify was used"

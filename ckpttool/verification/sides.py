@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
 
-from ckpttool.core import sidecar
-from ckpttool.core.errors import UnsupportedError, UsageError
+from ckpttool.core import sidecar, urls
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.deferred import dataclass
+from ckpttool.core.errors import MappingError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntry
-from ckpttool.evaluation.restore import Agent, read_verified_sidecar, restore_agent
-from ckpttool.libraries.schema import NO_LAYOUT
-from ckpttool.networks.worker import as_model_spec
+from ckpttool.evaluation.restore import Agent, read_verified_sidecar, recognize_playable_agent, restore_agent
+from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries.schema import NO_LAYOUT, RecognizedAgent
+from ckpttool.networks.worker import ModelSpec, as_model_spec
 from ckpttool.verification.options import VerificationOptions
-from ckpttool.verification.two_models import ModelSide
 
 
 def model_sides(first: str, second: str, options: VerificationOptions) -> tuple[ModelSide, ModelSide]:
@@ -93,3 +100,87 @@ def side_entries(side: str, agent: Agent, other: Agent) -> Iterator[LedgerEntry]
             # Both networks were built with the fact that the other side states.
             entry = replace(entry, use="assumed", origin=f"{side} records none, the other side's is used")
         yield entry if entry in other.ledger else replace(entry, where=f"{side}: {entry.where}".rstrip(": "))
+
+
+@dataclass(frozen=True)
+class ModelSide:
+    """One side of a comparison: its checkpoint, and the user's factory, if one is given.
+
+    `process` runs the model instead of a new process, e.g. the one that holds a model already. `part` is
+    the path of the model in its file, `rounded` a type to which its weights are rounded before it runs.
+    """
+
+    word: str
+    path: str
+    like: ModelSpec | None = None
+    python: str = sys.executable
+    process: ModelHost | None = None
+    part: str | None = None
+    rounded: str | None = None
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint, opened at the first use."""
+        return open_checkpoint(self.path)
+
+    @cached_property
+    def own_kind(self) -> str | None:
+        """The kind of model that the checkpoint contains with its configuration or program, or None."""
+        return find_model_kind(self.checkpoint)
+
+    @cached_property
+    def agent(self) -> RecognizedAgent | None:
+        """The agent that a layout recognises in the checkpoint."""
+        try:
+            return recognize_playable_agent(self.checkpoint)
+        except (MappingError, UnsupportedError, UsageError):
+            return None
+
+    @cached_property
+    def kind(self) -> str:
+        """How the model runs; raise UsageError for weights without a model."""
+        if self.like is not None:
+            return "factory"
+        model_kind = self.own_kind
+        if model_kind is None and self.agent is not None:
+            return "agent"
+        if model_kind is None:
+            raise UsageError(
+                f"{self.word} contains weights without the model that uses them",
+                file=self.path,
+                hint=f"name the code that builds the model: --like-{self.word.lower()} MODULE:FACTORY",
+            )
+        return model_kind
+
+
+KINDS = {
+    keras_h5.ARCHIVE_NAME: "keras",
+    keras_h5.NAME: "keras",
+    tf_saved_model.NAME: "saved_model",
+    onnx.NAME: "onnx",
+}
+
+
+class ModelHost(Protocol):
+    """What answers the requests for a model: a process, or this one."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder that both sides share."""
+
+    def request(self, do: str, **values: Any) -> Any:
+        """Send one request and return its answer."""
+
+
+def find_model_kind(checkpoint: Checkpoint) -> str | None:
+    """Return the kind of model that a local file contains with its configuration or program, or None."""
+    if urls.is_url(checkpoint.path):
+        return None
+    if checkpoint.format == torch_zip.NAME:
+        script = any(reference.by == "torchscript" for reference in checkpoint.code_references)
+        return "torchscript" if script and os.path.isfile(checkpoint.path) else None
+    if checkpoint.format == keras_h5.NAME:
+        # Weights without the model's configuration do not run, and Keras goes by the suffix.
+        whole = checkpoint.details.get("model") is not None
+        return "keras" if whole and checkpoint.path.endswith((".h5", ".hdf5", ".keras")) else None
+    return KINDS.get(checkpoint.format)

@@ -28,7 +28,7 @@ from ckpttool.libraries.optimizers_read import CanonicalOptimizer
 from ckpttool.mapping.rules import KEEP, Move, MoveList, canonical_tree
 from ckpttool.networks.model_training import choose_optimizer
 from ckpttool.verification.causes import Cause
-from ckpttool.verification.output_comparison import OWN_ERROR
+from ckpttool.verification.tolerances import BOUNDS, OWN_ERROR, STATE_BOUND, is_equal, relative_distance
 
 if TYPE_CHECKING:
     from ckpttool.verification.two_models import ModelClient
@@ -231,14 +231,12 @@ class TensorMatcher:
 
 
 STEPS = 100
-BOUNDS = {"float32": 1e-4, "float64": 1e-10}
 # In float32, A's own rounding may exceed the bound: B may be OWN_ERROR times as far off as A's tensor that is
 # farthest from float64, up to these errors, if both or only A have a float64 run.
 _MOST_ROUNDING, _ROUNDING_ALONE = 0.1, 1e-2
 # Gradients that the loss hardly depends on are rounding noise, which Adam scales to full updates.
 _NOISE = {"float32": 4e-6, "float64": 7e-15}
 _GRADIENTS = {"float32": 1e-3, "float64": 1e-7}
-STATE_BOUND = 1e-3
 # A hypothesis is confirmed if it brings updates within that many bounds.
 _NEAR = 10.0
 _DEFAULT = ("SGD", {"learning_rate": 0.01})
@@ -914,13 +912,6 @@ def _gradient_pair(pair: TensorPair, one: _Arrays, other: _Arrays) -> tuple[np.n
     return pair.part(one[pair.a]), pair.of_b(other)
 
 
-def is_equal(one: Any, other: Any) -> bool:
-    """Return whether two settings are equal up to the rounding of float32."""
-    if any(not isinstance(value, int | float) or isinstance(value, bool) for value in (one, other)):
-        return bool(one == other) or (not one and not other)
-    return math.isclose(float(one), float(other), rel_tol=2e-7, abs_tol=0)
-
-
 def _epsilon_clause(cls: str) -> str:
     """Return where the frameworks add epsilon in a class of PyTorch, "" if in one place."""
     row = find_torch_row(cls)
@@ -952,15 +943,6 @@ def _noise(pairs: Sequence[TensorPair], gradients: tuple[_Arrays, _Arrays], limi
 
 def _moves(pair: TensorPair, updates: _Updates, step: int) -> bool:
     return bool(pair.of_a(updates[0][step]).any() or pair.of_b(updates[1][step]).any())
-
-
-def relative_distance(right: np.ndarray, other: np.ndarray) -> float:
-    """Return |right - other| / |right|; 0 if both are zero, infinity if one is not finite."""
-    apart = float(np.linalg.norm((right - other).reshape(-1)))
-    length = float(np.linalg.norm(right.reshape(-1)))
-    if not math.isfinite(apart):
-        return math.inf
-    return apart / length if length else (math.inf if apart else 0.0)
 
 
 def _translated(state: OptimizerState, framework: str) -> tuple[str, dict[str, Any]]:

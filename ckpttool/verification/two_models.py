@@ -5,35 +5,30 @@ from __future__ import annotations
 import glob
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ckpttool.core import limits, sandbox, urls
+from ckpttool.core import limits, sandbox
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.code_references import CLASSES, CODE, UNKNOWN, filter_verdict
 from ckpttool.core.deferred import NamedTuple, dataclass, field
-from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list
 from ckpttool.core.kinds import find_family
 from ckpttool.core.text import describe_record, render_record
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import available_backend, build_agent_network, require_facts
-from ckpttool.evaluation.restore import recognize_playable_agent, restore_agent
-from ckpttool.formats import keras_h5, onnx, tf_saved_model, torch_zip
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries.schema import RecognizedAgent
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.messages import Requests
 from ckpttool.networks.network import Network, Observation, Policy
 from ckpttool.networks.tracing import ROOT, map_array
-from ckpttool.networks.worker import ModelProcess, ModelSpec, Worker
+from ckpttool.networks.worker import ModelProcess, Worker
 from ckpttool.verification import causes
 from ckpttool.verification.causes import (
     BETWEEN,
@@ -78,17 +73,12 @@ from ckpttool.verification.output_comparison import (
     shake_inputs,
     to_float64,
 )
+from ckpttool.verification.sides import ModelHost, ModelSide
 from ckpttool.verification.training import ModelTraining, OutputTarget, TrainingOptions, compare_training
 
 if TYPE_CHECKING:
     from ckpttool.networks.model_runner import MadeExact, ModelRequests, Opened
 
-KINDS = {
-    keras_h5.ARCHIVE_NAME: "keras",
-    keras_h5.NAME: "keras",
-    tf_saved_model.NAME: "saved_model",
-    onnx.NAME: "onnx",
-}
 GRAPHS = ("saved_model", "onnx")
 RUNS_CODE = {
     "torchscript": "TorchScript is a program: running the model runs the code in the file",
@@ -97,82 +87,6 @@ RUNS_CODE = {
 }
 # Copies of a model's file that a process may hold: weights, their float64 form, layers, calls.
 _FILE_COPIES = 8
-
-
-class ModelHost(Protocol):
-    """What answers the requests for a model: a process, or this one."""
-
-    @property
-    def folder(self) -> Path:
-        """The folder that both sides share."""
-
-    def request(self, do: str, **values: Any) -> Any:
-        """Send one request and return its answer."""
-
-
-@dataclass(frozen=True)
-class ModelSide:
-    """One side of a comparison: its checkpoint, and the user's factory, if one is given.
-
-    `process` runs the model instead of a new process, e.g. the one that holds a model already. `part` is
-    the path of the model in its file, `rounded` a type to which its weights are rounded before it runs.
-    """
-
-    word: str
-    path: str
-    like: ModelSpec | None = None
-    python: str = sys.executable
-    process: ModelHost | None = None
-    part: str | None = None
-    rounded: str | None = None
-
-    @cached_property
-    def checkpoint(self) -> Checkpoint:
-        """The checkpoint, opened at the first use."""
-        return open_checkpoint(self.path)
-
-    @cached_property
-    def own_kind(self) -> str | None:
-        """The kind of model that the checkpoint contains with its configuration or program, or None."""
-        return find_model_kind(self.checkpoint)
-
-    @cached_property
-    def agent(self) -> RecognizedAgent | None:
-        """The agent that a layout recognises in the checkpoint."""
-        try:
-            return recognize_playable_agent(self.checkpoint)
-        except (MappingError, UnsupportedError, UsageError):
-            return None
-
-    @cached_property
-    def kind(self) -> str:
-        """How the model runs; raise UsageError for weights without a model."""
-        if self.like is not None:
-            return "factory"
-        model_kind = self.own_kind
-        if model_kind is None and self.agent is not None:
-            return "agent"
-        if model_kind is None:
-            raise UsageError(
-                f"{self.word} contains weights without the model that uses them",
-                file=self.path,
-                hint=f"name the code that builds the model: --like-{self.word.lower()} MODULE:FACTORY",
-            )
-        return model_kind
-
-
-def find_model_kind(checkpoint: Checkpoint) -> str | None:
-    """Return the kind of model that a local file contains with its configuration or program, or None."""
-    if urls.is_url(checkpoint.path):
-        return None
-    if checkpoint.format == torch_zip.NAME:
-        script = any(reference.by == "torchscript" for reference in checkpoint.code_references)
-        return "torchscript" if script and os.path.isfile(checkpoint.path) else None
-    if checkpoint.format == keras_h5.NAME:
-        # Weights without the model's configuration do not run, and Keras goes by the suffix.
-        whole = checkpoint.details.get("model") is not None
-        return "keras" if whole and checkpoint.path.endswith((".h5", ".hdf5", ".keras")) else None
-    return KINDS.get(checkpoint.format)
 
 
 def find_code(checkpoint: Checkpoint, kind: str) -> str | None:

@@ -16,8 +16,7 @@ from ckpttool.networks import numpy_backend
 from ckpttool.networks.policy_training import Dtype, Learner, TrainedWeights, TrainingBatch, train_learner
 from ckpttool.networks.worker import Worker
 from ckpttool.verification import policy_training
-from ckpttool.verification.output_comparison import OWN_ERROR
-from ckpttool.verification.training import BOUNDS, relative_distance
+from ckpttool.verification.tolerances import BOUNDS, OWN_ERROR, relative_distance
 
 # The bounds are relative to the length of A's own update, pooled over a network. A's own rounding may exceed
 # them: B may then be OWN_ERROR times as far off as A, but at most a hundred bounds. Other mapping errors are

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ckpttool.commands.inspect import summary
 from ckpttool.core import Checkpoint, CkpttoolError, File, Inline, Leaf, Span, sidecar
 from ckpttool.core.digests import digest_checkpoint
-from ckpttool.encodings import archives, npy, pickle_reader, protobuf, sstable
+from ckpttool.encodings import archives, npy, pickle_reader, protobuf, sstable, tar_members
 from ckpttool.formats import (
     embedded_tree,
     hdf5,
@@ -65,7 +65,7 @@ def _zip(room: Room, data: bytes) -> None:
 
 
 def _tar(room: Room, data: bytes) -> None:
-    for span in archives.read_tar(_file(room, data)).values():
+    for span in tar_members.read_tar(_file(room, data)).values():
         span.read()
 
 
