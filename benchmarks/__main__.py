@@ -11,7 +11,7 @@ import sys
 
 ALL = (
     *("listing", "scaling", "reading", "safetensors_files", "torch_files", "converting", "first_action"),
-    *("playing", "evaluation_sweep", "updates", "verifying", "sandbox", "one_tensor"),
+    *("playing", "engine_share", "evaluation_sweep", "updates", "verifying", "sandbox", "one_tensor"),
 )
 
 

@@ -854,7 +854,7 @@ def inverted_pendulum(_env: Any, version: int) -> TaskRules:
         fallen = ~finite | (np.abs(f["qpos"][:, 1]) > MOST_ANGLE)
         return np.ones(len(fallen)) if version == 4 else ~fallen, fallen
 
-    return TaskRules(observe, judge)
+    return TaskRules(observe, judge, _no_state)
 
 
 def inverted_double_pendulum(env: Any, version: int) -> TaskRules:
@@ -881,7 +881,7 @@ def inverted_double_pendulum(env: Any, version: int) -> TaskRules:
         alive = worth * ~fallen if version > 4 else worth
         return alive - far - (1e-3 * fast[:, 0] + 5e-3 * fast[:, 1]), fallen
 
-    return TaskRules(observe, judge, fields=("site_xpos", "qfrc_constraint"))
+    return TaskRules(observe, judge, _no_state, ("site_xpos", "qfrc_constraint"))
 
 
 def reacher(env: Any, version: int) -> TaskRules:
@@ -905,7 +905,7 @@ def reacher(env: Any, version: int) -> TaskRules:
         far = before if version == 4 else distance(f)
         return -far * near + -squared_effort(actions) * tiring, never_terminated(f)
 
-    return TaskRules(observe, judge, distance, ("xpos",))
+    return TaskRules(observe, judge, distance if version == 4 else _no_state, ("xpos",))
 
 
 def pusher(env: Any, _version: int) -> TaskRules:
@@ -922,7 +922,12 @@ def pusher(env: Any, _version: int) -> TaskRules:
         far = -_vector_norms(f["xpos"][:, object_] - f["xpos"][:, goal]) * there
         return far + -squared_effort(actions) * tiring + near, never_terminated(f)
 
-    return TaskRules(observe, judge, fields=("xpos",))
+    return TaskRules(observe, judge, _no_state, ("xpos",))
+
+
+def _no_state(f: Fields) -> np.ndarray:
+    """Return any view, for rules that need no state from before the step."""
+    return f["ctrl"]
 
 
 def _vector_norms(vectors: np.ndarray) -> np.ndarray:
@@ -1096,6 +1101,8 @@ def find_rules(environment: Any) -> TaskRules:
 
 
 TRIED_STEPS = 5
+MOST_STARTS = 4096
+"""Start states of episodes to come that are kept; a wide vector exceeds it by its width."""
 OBSERVATION_TOLERANCE: Final = 1e-9
 MUJOCO_REWARD_TOLERANCE: Final = 1e-6
 """Gymnasium computes action costs in float32."""
@@ -1128,6 +1135,9 @@ class MujocoVector(BatchVector):
         self._env = env = gym_env.unwrapped
         self._rules = find_rules(gym_env)
         self._batch = _make_batch(env.model, self.num_envs, threads, self._rules.contacts)
+        # A simulation that is not persistent is its row of the state: writing it is a reset in one copy.
+        self._fresh = self._batch.state[0].copy()
+        self._starts: dict[int, np.ndarray] = {}
         fields = ("qpos", "qvel", "ctrl", *self._rules.fields)
         self._fields = {name: self._batch.bind(name) for name in fields}
         if self._rules.contacts:
@@ -1143,8 +1153,8 @@ class MujocoVector(BatchVector):
         actions = np.random.default_rng(0).uniform(-1, 1, (TRIED_STEPS, self.num_envs, self.spec.action_dim))
         actions = actions.astype(self.spec.action_low.dtype)
         expected = [(env.reset(seed=0)[0], 0.0, False), *(env.step(action[0])[:3] for action in actions)]
-        # From here on Gymnasium draws the start states, and the batch receives them.
-        self._env.set_state, self._env._get_obs = self._start, lambda: None
+        # From here on Gymnasium only draws the start states.
+        self._env.set_state, self._env._get_obs = self._keep_start, lambda: None
         row = np.arange(1)
         self.reset(row, np.zeros(1, np.int64))
         steps = [(self._rows[0].copy(), 0.0, False)]
@@ -1164,22 +1174,35 @@ class MujocoVector(BatchVector):
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """Start the episode of seeds[i] in rows[i], with the draws of Gymnasium's own reset."""
-        with collect_warnings(self._notes):
-            self._batch.reset(rows, stage=0)
-            for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
-                self._row = row
-                # Gymnasium's own reset also sets its simulation and observes it.
-                self._env.np_random = np.random.Generator(np.random.PCG64(seed))
-                self._env.reset_model()
-            self._batch.forward(rows)
+        starts = np.array([self._start_of(seed) for seed in seeds.tolist()])
         if self._rules.contacts:
+            self._batch.reset(rows, stage=0)
             self._fields["cfrc_ext"][rows] = 0
+        else:
+            self._batch.state[rows] = self._fresh
+        positions = self._fields["qpos"].shape[1]
+        self._fields["qpos"][rows], self._fields["qvel"][rows] = starts[:, :positions], starts[:, positions:]
+        self._batch.forward(rows)
         self._length[rows] = 0
         self._observe(self._of(rows), rows)
 
-    def _start(self, qpos: np.ndarray, qvel: np.ndarray) -> None:
-        """Replace Gymnasium's `set_state`: copy the drawn state to the current row."""
-        self._fields["qpos"][self._row], self._fields["qvel"][self._row] = qpos, qvel
+    def _start_of(self, seed: int) -> np.ndarray:
+        """Return the positions and velocities [nq + nv] of the episode of that seed."""
+        if seed not in self._starts:
+            if len(self._starts) > MOST_STARTS:
+                self._starts.clear()
+            # Seeds ascend, and a draw between two steps of the engine takes twice as long as one in a loop.
+            with collect_warnings(self._notes):
+                for ahead in range(seed, seed + self.num_envs):
+                    # Gymnasium's own reset also sets its simulation and observes it.
+                    self._env.np_random = np.random.Generator(np.random.PCG64(ahead))
+                    self._env.reset_model()
+                    self._starts[ahead] = self._drawn
+        return self._starts[seed]
+
+    def _keep_start(self, qpos: np.ndarray, qvel: np.ndarray) -> None:
+        """Replace Gymnasium's `set_state`: keep the drawn state."""
+        self._drawn = np.concatenate((qpos, qvel))
 
     def _advance(
         self, actions: np.ndarray, rows: np.ndarray, at: np.ndarray | slice

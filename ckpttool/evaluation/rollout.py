@@ -392,9 +392,10 @@ class _RolloutLoop:
         member = self.member[rows]
         # Rows ascend, and so do their members: each row takes the episode after that of the row before.
         episode = self.started[member] + np.arange(len(rows)) - np.searchsorted(member, member)
-        self.number[rows] = np.where(episode < episodes, member * episodes + episode, IDLE)
+        plays = episode < episodes
+        self.number[rows] = np.where(plays, member * episodes + episode, IDLE)
         self.started = np.minimum(self.started + np.bincount(member, minlength=self.members), episodes)
-        idle, fresh = rows[self.number[rows] == IDLE], rows[self.number[rows] != IDLE]
+        idle, fresh = rows[~plays], rows[plays]
         self.rewards[rows] = self.length[rows] = 0
         obs = self.envs.obs
         for array in obs.values() if isinstance(obs, Mapping) else (obs,):
@@ -402,7 +403,7 @@ class _RolloutLoop:
         for memory in self.state:
             memory[fresh] = 0
         if len(fresh):
-            seeds = self.what.seed + self.number[fresh] % episodes
+            seeds = self.what.seed + episode[plays]
             self.envs.reset(fresh, seeds)
             self.limits.begin(fresh, seeds)
         self.rows = np.flatnonzero(self.number != IDLE)
@@ -415,8 +416,9 @@ class _RolloutLoop:
         self.state = tuple(np.array(memory) for memory in state)
         actions = self.limits.apply(actions, rows, self.number % self.what.episodes, self.length)
         rewards, terminated, truncated = self.envs.step(actions, rows)
-        self.rewards[rows] += rewards
-        self.length[rows] += 1
+        at = slice(None) if len(rows) == len(self.number) else rows
+        self.rewards[at] += rewards
+        self.length[at] += 1
         over = terminated | truncated
         self._watched(rows, over)
         if self.members == 1:
