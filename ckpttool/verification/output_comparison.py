@@ -379,7 +379,7 @@ class OutputBound:
     sensitivity: np.ndarray | None = None
     """how A's float64 outputs change with the last bits of float32 inputs"""
     smooth: bool = False
-    """whether they change in proportion to the inputs, e.g. exponentials: by no threshold"""
+    """whether they change in proportion to the inputs, e.g. exponentials: this counts beside two float64 runs"""
 
     @property
     def scale(self) -> float:
@@ -405,7 +405,7 @@ class OutputBound:
             return float(error.max(initial=0.0)) <= self.tolerance * self.scale
         share, scale = self.rounding.share, self.scale
         own = 0.0 if self.own_error is None else OWN_ERROR * float(self.own_error.max(initial=0.0))
-        if self.smooth and self.sensitivity is not None:
+        if self.smooth and self.both_exact and self.sensitivity is not None:
             own = max(own, share / UNIT * float(self.sensitivity.max(initial=0.0)))
         if float(error.max(initial=0.0)) > max(own, share * self.rounding.near(scale)):
             return False
