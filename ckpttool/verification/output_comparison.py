@@ -379,7 +379,7 @@ class OutputBound:
     sensitivity: np.ndarray | None = None
     """how A's float64 outputs change with the last bits of float32 inputs"""
     smooth: bool = False
-    """whether they change in proportion to the inputs, e.g. exponentials: this counts beside two float64 runs"""
+    """whether they change in proportion to the inputs, e.g. exponentials; used if both sides are exact"""
 
     @property
     def scale(self) -> float:
