@@ -20,7 +20,7 @@ from ckpttool.commands.verify import verify
 from ckpttool.core import CkpttoolError, NotFoundError, UsageError
 from ckpttool.networks import ModelSpec, model_child, model_runner
 from ckpttool.networks.tracing import map_array
-from ckpttool.verification import causes, output_comparison, two_models
+from ckpttool.verification import causes, output_comparison, sides, two_models
 from ckpttool.verification.inputs import InputFile, InputPair
 from ckpttool.verification.sides import ModelSide
 from ckpttool.verification.two_models import find_code
@@ -110,16 +110,16 @@ def test_each_side_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
         opened.append(os.path.basename(path))
         return inner(path)
 
-    inner: Callable[[str], Any] = two_models.open_checkpoint
-    for name in ("verification.two_models", "evaluation.restore"):
+    inner: Callable[[str], Any] = sides.open_checkpoint
+    for name in ("verification.sides", "evaluation.restore"):
         monkeypatch.setattr(f"ckpttool.{name}.open_checkpoint", counted)
     monkeypatch.setattr("ckpttool.formats.detect.open_checkpoint", counted)
     samples = ROOT / "sample_ckpts"
     agent = str(samples / "td3_pendulum_torch/ckpt-15000.pt")
     other = str(samples / "td3_pendulum_tf/ckpt-15000")
-    sides = ModelSide("A", agent), ModelSide("B", other)
-    assert [side.kind for side in sides] == ["agent", "agent"]
-    restored = [two_models.restore_agent(side.checkpoint) for side in sides]
+    both = ModelSide("A", agent), ModelSide("B", other)
+    assert [side.kind for side in both] == ["agent", "agent"]
+    restored = [two_models.restore_agent(side.checkpoint) for side in both]
     assert all(restored)
     assert opened == ["ckpt-15000.pt", "ckpt-15000"]
 

@@ -260,7 +260,7 @@ def _graph(network: Network, output: str) -> Graph:
     """Return a network as a graph; constants outside its layers are named after the end where they are."""
     layers = [n for n, node in enumerate(network.nodes) if isinstance(node.layer, Dense | LayerNorm)]
     places = [activation_place(n, layers) if layers else "obs" for n in range(len(network.nodes))]
-    return network_graph(network, places, output)
+    return network_graph(network, places, output, formulas=True)
 
 
 class _Binder:

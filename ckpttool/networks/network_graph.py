@@ -44,7 +44,12 @@ BATCH = "batch"
 
 
 def network_graph(
-    network: Network, scopes: Sequence[str], output: str = "action", scores: str | None = None
+    network: Network,
+    scopes: Sequence[str],
+    output: str = "action",
+    scores: str | None = None,
+    *,
+    formulas: bool = False,
 ) -> Graph:
     """Return what a network computes; constants contain their values.
 
@@ -56,8 +61,9 @@ def network_graph(
         output: the name of the result, followed by `next_NAME` for each state slot.
         scores: where the network ends by choosing discrete actions, the name of a further output before it:
             what it chooses by.
+        formulas: whether dueling distributions are sums and means, for people, instead of a product.
     """
-    shapes, nodes = value_shapes(network), LayerNodes(network)
+    shapes, nodes = value_shapes(network), LayerNodes(network, formulas=formulas)
     values = [name for name, _ in network.inputs]
     for node, scope in zip(network.nodes, scopes, strict=True):
         nodes.builder.scope, nodes.rank = (scope,), len(shapes[node.inputs[0]])
@@ -81,8 +87,8 @@ def network_graph(
 class LayerNodes:
     """The operators of a network's layers; `rank` is the number of axes of the layer's first input."""
 
-    def __init__(self, network: Network) -> None:
-        self.builder, self.dtype = GraphBuilder(), dtype_of(network)
+    def __init__(self, network: Network, *, formulas: bool) -> None:
+        self.builder, self.dtype, self.formulas = GraphBuilder(), dtype_of(network), formulas
         self.leading = 1 if network.members == 1 else 2
         """number of axes before a value's shape: the batch, and the members of a stack before it"""
         self.rank = 1
@@ -117,7 +123,8 @@ class LayerNodes:
 
 
 def _dense(nodes: LayerNodes, layer: Dense, x: str) -> str:
-    if layer.constant and _is_dueling(layer.kernel):
+    atoms = layer.kernel.shape[-2] - layer.kernel.shape[-1]
+    if layer.constant and (nodes.formulas or atoms == 1) and _is_dueling(layer.kernel):
         return _dueling(nodes, layer.kernel, x)
     kernel = nodes.constant("kernel", layer.kernel)
     if layer.bias is None:
