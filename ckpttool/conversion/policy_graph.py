@@ -245,17 +245,6 @@ def _with_constants(network: Network, numbered: Network) -> Network:
     return replace(numbered, nodes=tuple(nodes))
 
 
-def _deviation_form(name: str, width: np.ndarray, deviation: np.ndarray, epsilon: float) -> str | None:
-    """Return the expression of the standard deviation of the tensor `{x}`, None if it is another one."""
-    root = width if name == "std" else np.sqrt(width)
-    outside = float(f"{np.median(deviation - root):.6g}") if width.shape == deviation.shape else np.nan
-    if name == "var" and epsilon and np.allclose(np.sqrt(width + epsilon), deviation, rtol=1e-9, atol=0):
-        return f"{{sqrt}}({{x}} + {epsilon!r})"
-    if np.allclose(root + outside, deviation, rtol=1e-7, atol=0):
-        return f"({'{x}' if name == 'std' else '{sqrt}({x})'} + {outside!r})"
-    return None
-
-
 def _graph(network: Network, output: str) -> Graph:
     """Return a network as a graph; constants outside its layers are named after the end where they are."""
     layers = [n for n, node in enumerate(network.nodes) if isinstance(node.layer, Dense | LayerNorm)]
