@@ -16,7 +16,6 @@ from ckpttool.listing.findings import unjudged_findings
 from ckpttool.listing.modules import ModuleSummary, group_by_module
 from ckpttool.listing.rows import CheckpointRow, TensorRow, ValueRow
 from ckpttool.listing.training_counters import update_count_notes
-from ckpttool.mapping.wrappers import DictPrefixes, describe_prefixes, find_prefixes
 
 if TYPE_CHECKING:
     from ckpttool.libraries.schema import RecognizedAgent
@@ -207,12 +206,12 @@ def list_wrapper_notes(tree: Tree, *, agent: bool = False) -> tuple[str, ...]:
 
     For an agent, the layout already lists its networks.
     """
-    return (*_wrapper_lines(find_prefixes(tree)), *_average_lines(tree, agent=agent))
+    from ckpttool.mapping.wrappers import describe_prefixes, find_prefixes  # a digest has no notes
 
-
-def _wrapper_lines(prefixes: tuple[DictPrefixes, ...]) -> Iterator[str]:
-    for line in describe_prefixes(prefixes):
-        yield f"{line}: use convert --strip to remove it"
+    wrappers = (
+        f"{line}: use convert --strip to remove it" for line in describe_prefixes(find_prefixes(tree))
+    )
+    return (*wrappers, *_average_lines(tree, agent=agent))
 
 
 def _average_lines(tree: Tree, *, agent: bool) -> Iterator[str]:
