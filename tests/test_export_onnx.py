@@ -28,6 +28,9 @@ from ckpttool.core import (
 from ckpttool.evaluation import gymnasium_engine
 from ckpttool.evaluation.agent_networks import build_part_network
 from ckpttool.evaluation.restore import restore_agent
+from ckpttool.graphs.builder import GraphBuilder
+from ckpttool.graphs.graph import Value
+from ckpttool.graphs.interpreter import evaluate
 from ckpttool.networks import Dense, numpy_backend
 from ckpttool.verification.output_comparison import make_observations
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
@@ -453,3 +456,27 @@ def test_operators_and_versions_are_those_that_the_documents_name() -> None:
     page = (ROOT / "docs" / "howto" / "onnx.md").read_text(encoding="utf-8")
     assert f"opset {onnx_export.OPSET}" in page
     assert f"IR version {onnx_export.IR_VERSION}" in page
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("op", "settings"),
+    [
+        *[(op, {}) for op in ("Gelu", "Swish", "Selu", "Elu", "LeakyRelu", "Mish", "HardSwish", "Softplus")],
+        ("Gelu", {"approximate": "tanh"}),
+        *[("Swish", {"alpha": 1.7}), ("Selu", {"alpha": 0.5, "gamma": 1.5})],
+        *[("Elu", {"alpha": 0.5}), ("LeakyRelu", {"alpha": 0.3})],
+    ],
+)
+def test_composed_operators_keep_their_settings(op: str, settings: dict[str, Any], dtype: str) -> None:
+    nodes = GraphBuilder()
+    shape = ("batch", 9)
+    result = nodes.one(op, "x", **settings)
+    graph = nodes.graph([Value("x", dtype, shape)], [Value(result, dtype, shape)], "g")
+    x = np.linspace(-4, 4, 18).reshape(2, 9).astype(dtype)
+    if op == "Gelu" and dtype == "float64":
+        with pytest.raises(UnsupportedError):
+            onnx_export.encode_graph(graph, {})
+        return
+    model = onnxruntime.InferenceSession(onnx_export.encode_graph(graph, {}))
+    np.testing.assert_allclose(model.run(None, {"x": x})[0], evaluate(graph, {"x": x})[result], 2e-6, 1e-6)

@@ -84,7 +84,9 @@ _EXPANSIONS: dict[str, Expansion] = {
     "HardSigmoid": lambda add, number, x, *, alpha, beta: add(
         "Clip", add("Add", add("Mul", x, number(alpha)), number(beta)), number(0), number(1)
     ),
-    "Swish": lambda add, number, x, *, alpha: add("Mul", x, add("Sigmoid", add("Mul", x, number(alpha)))),
+    "Swish": lambda add, number, x, *, alpha: add(
+        "Mul", x, add("Sigmoid", x if alpha == 1 else add("Mul", x, number(alpha)))
+    ),
     "SwiGLU": lambda add, _number, gate, x, *, alpha: add("Mul", add("Swish", gate, alpha=alpha), x),
 }
 _KINDS: dict[str, Combination] = {"Mul": "scaling", "PRelu": "scaling", "Clip": "first"}

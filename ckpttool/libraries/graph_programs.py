@@ -119,18 +119,23 @@ def _several_outputs(names: Sequence[str], file: str) -> UsageError:
         "the model has several outputs, and it is unknown which one is the action",
         file=file,
         found=abbreviate_list(names, 8),
-        hint=suggest_networks(_likely_actions(names)),
+        hint=_suggest_outputs(names),
     )
 
 
-def _likely_actions(names: Sequence[str]) -> Sequence[str]:
-    """Return the outputs that may be the action by their names, at most 8."""
-    return ([name for name in names if not _ACTS_NOT.search(name.lower())] or names)[:8]
+def _suggest_outputs(names: Sequence[str]) -> str:
+    """Return the options that choose one of the outputs that may be the action, at most 8."""
+    return suggest_networks((_likely_actions(names) or names)[:8])
+
+
+def _likely_actions(names: Sequence[str]) -> list[str]:
+    """Return the outputs whose names do not state that they are something else."""
+    return [name for name in names if not _ACTS_NOT.search(name.lower())]
 
 
 def _choose_action_output(names: Sequence[str]) -> str | None:
     """Return the name of the output that is the action, None if the names do not decide."""
-    likely = [name for name in names if not _ACTS_NOT.search(name.lower())]
+    likely = _likely_actions(names)
     for pattern in _ACTS:
         matches = [name for name in likely if pattern.fullmatch(name.lower())]
         if len(matches) == 1:
@@ -221,7 +226,7 @@ class _GraphLowering:
                         probe.lower(node)
                 continue
             kind = operator_kind(node.op)
-            rows = operator_kind(node.op) in COMBINATIONS or kind in ("norm", "channelwise")
+            rows = kind in COMBINATIONS or kind in ("norm", "channelwise")
             for shape in filter(None, (known[name].shape for name in others if name in known)):
                 if kind in ("product", "recurrent"):
                     # [in, out], or [directions, gates * units, in]
@@ -256,7 +261,7 @@ class _GraphLowering:
                 f"the model has no output named {network}",
                 file=self.file,
                 found=abbreviate_list(names, 8),
-                hint=suggest_networks(_likely_actions(names)),
+                hint=_suggest_outputs(names),
             )
         if name is None:
             name = others[0] if len(others) == 1 else _choose_action_output(others)

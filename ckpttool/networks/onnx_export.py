@@ -18,6 +18,7 @@ from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Leaf
 from ckpttool.graphs.builder import GraphBuilder
 from ckpttool.graphs.graph import Graph, OperatorNode
+from ckpttool.graphs.operators import find_operator
 from ckpttool.networks.network import SELU_ALPHA, SELU_SCALE
 from ckpttool.version import __version__
 
@@ -124,8 +125,14 @@ def _layer_norm(to: _Operands, node: OperatorNode) -> str:
     return to.add("Add", to.add("Mul", to.add("Div", centred, root), scale), offset)
 
 
+def _expanded(to: _Operands, node: OperatorNode) -> str:
+    return find_operator(node.op).expanded(node, to.add, to.number)
+
+
 def _gelu(to: _Operands, node: OperatorNode) -> str:
     (x,) = node.inputs
+    if node.attributes.get("approximate", "none") != "none":
+        return _expanded(to, node)
     erf = to.add("Erf", to.add("Div", x, to.number(math.sqrt(2.0))))
     return to.add("Mul", to.add("Mul", x, to.add("Add", erf, to.number(1.0))), to.number(0.5))
 
@@ -140,7 +147,11 @@ def _below(to: _Operands, x: str) -> str:
 
 def _elu(to: _Operands, node: OperatorNode) -> str:
     (x,) = node.inputs
-    return to.add("Add", _above(to, x), to.add("Sub", to.add("Exp", _below(to, x)), to.number(1.0)))
+    below, alpha = (
+        to.add("Sub", to.add("Exp", _below(to, x)), to.number(1.0)),
+        node.attributes.get("alpha", 1.0),
+    )
+    return to.add("Add", _above(to, x), below if alpha == 1 else to.add("Mul", below, to.number(alpha)))
 
 
 def _softplus(to: _Operands, node: OperatorNode) -> str:
@@ -158,9 +169,10 @@ def _leaky_relu(to: _Operands, node: OperatorNode) -> str:
 
 def _selu(to: _Operands, node: OperatorNode) -> str:
     (x,) = node.inputs
+    settings = {"alpha": SELU_ALPHA, "gamma": SELU_SCALE, **node.attributes}
     below = to.add("Sub", to.add("Exp", _below(to, x)), to.number(1.0))
-    both = to.add("Add", _above(to, x), to.add("Mul", below, to.number(SELU_ALPHA)))
-    return to.add("Mul", both, to.number(SELU_SCALE))
+    both = to.add("Add", _above(to, x), to.add("Mul", below, to.number(settings["alpha"])))
+    return to.add("Mul", both, to.number(settings["gamma"]))
 
 
 def _mish(to: _Operands, node: OperatorNode) -> str:
@@ -182,7 +194,7 @@ _COMPOSED: Mapping[str, _Composition] = {
     "Mish": _mish,
     "HardSwish": _hardswish,
     "Selu": _selu,
-    "Swish": lambda to, node: to.add("Mul", node.inputs[0], to.add("Sigmoid", node.inputs[0])),
+    "Swish": _expanded,
     "Clip": lambda to, node: to.add("Min", to.add("Max", *node.inputs[:2]), node.inputs[2]),
 }
 # onnxruntime computes these operators in float32 alone (onnxruntime/docs/OperatorKernels.md).
