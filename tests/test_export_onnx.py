@@ -28,9 +28,8 @@ from ckpttool.core import (
 from ckpttool.evaluation import gymnasium_engine
 from ckpttool.evaluation.agent_networks import build_part_network
 from ckpttool.evaluation.restore import restore_agent
+from ckpttool.graphs import Value, evaluate
 from ckpttool.graphs.builder import GraphBuilder
-from ckpttool.graphs.graph import Value
-from ckpttool.graphs.interpreter import evaluate
 from ckpttool.networks import Dense, numpy_backend
 from ckpttool.verification.output_comparison import make_observations
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
@@ -480,3 +479,12 @@ def test_composed_operators_keep_their_settings(op: str, settings: dict[str, Any
         return
     model = onnxruntime.InferenceSession(onnx_export.encode_graph(graph, {}))
     np.testing.assert_allclose(model.run(None, {"x": x})[0], evaluate(graph, {"x": x})[result], 2e-6, 1e-6)
+
+
+def test_a_composed_norm_of_several_axes_is_refused() -> None:
+    nodes, shape = GraphBuilder(), ("batch", 3, 4)
+    scale, offset = (nodes.named(name, np.ones((3, 4), np.float32)) for name in ("scale", "offset"))
+    result = nodes.one("LayerNormalization", "x", scale, offset, axis=1, epsilon=1e-5)
+    graph = nodes.graph([Value("x", "float32", shape)], [Value(result, "float32", shape)], "g")
+    with pytest.raises(UnsupportedError):
+        onnx_export.encode_graph(graph, {})

@@ -115,6 +115,8 @@ def _compose_operators(graph: Graph) -> Graph:
 
 
 def _layer_norm(to: _Operands, node: OperatorNode) -> str:
+    if (axis := node.attributes.get("axis", -1)) != -1:
+        raise UnsupportedError("the ONNX model normalizes the last axis only", found=str(axis))
     (x, scale, offset), axes = node.inputs, to.builder.integers([-1])
     centred = to.add("Sub", x, to.add("ReduceMean", x, axes, keepdims=1))
     # As one fused operator, its epsilon would be a 32-bit attribute.
