@@ -124,7 +124,7 @@ def _several_outputs(names: Sequence[str], file: str) -> UsageError:
 
 
 def _suggest_outputs(names: Sequence[str]) -> str | None:
-    """Return the options that choose one of the outputs that may be the action, at most 8; None without any."""
+    """Return the options that choose one of the likely actions, at most 8; None without outputs."""
     return suggest_networks((_likely_actions(names) or names)[:8])
 
 
