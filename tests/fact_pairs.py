@@ -708,6 +708,7 @@ ONNX = {
             "softmax axis 0": _onnx_mlp("Softmax", axis=0),
             "relu, tanh": _onnx_mlp("Relu", "Tanh"),
             "relu, sigmoid": _onnx_mlp("Relu", "Sigmoid"),
+            "relu, softmax": _onnx_mlp("Relu", "Softmax"),
         },
         (
             ("relu", "relu, identity"),

@@ -336,7 +336,7 @@ FAULTS = {
     "equal shapes": _Case(
         "tower",
         "second",
-        "third",
+        "second",
         _swapped(("second.weight", "third.weight"), ("second.bias", "third.bias")),
     ),
     "one bias": _Case("tower", "third", "third", lambda arrays: {"third.bias": 0 * arrays["third.bias"]}),

@@ -170,8 +170,10 @@ def written(folder: Path, tensors: int, bias: int = 4) -> tuple[str, str]:
 
 
 def convert_to(word: str) -> Callable[[str, str], object]:
+    suffix = "weights.h5" if word == "keras" else word
+
     def run(source: str, _: str) -> object:
-        return convert(source, f"{source}.{word}", ConversionOptions(to=word, sync=False))
+        return convert(source, f"{source}.{suffix}", ConversionOptions(to=word, sync=False))
 
     return run
 

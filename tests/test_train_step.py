@@ -188,7 +188,8 @@ def test_the_frameworks_make_the_same_updates(engines: list[Worker], name: str, 
         assert moved.step in (1, 2, steps)
         # A target moves by a 200th of what its network does, which float32 rounds to a few units.
         if moved.dtype == "float64" or "target" not in moved.name:
-            assert moved.relative <= update_comparison.BOUNDS[moved.dtype], moved
+            # AdamW's small updates of float32 differ by what each side's rounding adds.
+            assert moved.relative <= max(update_comparison.BOUNDS[moved.dtype], 2 * moved.error_a), moved
 
 
 def test_one_constant_epsilon_is_not_the_other() -> None:

@@ -116,6 +116,11 @@ def torch_model(dtype: str = "float64") -> Any:
     return Twin().to(getattr(torch, dtype))
 
 
+def torch_model32() -> Any:
+    """Return the model in float32, by the name that `factory` states."""
+    return torch_model("float32")
+
+
 def torch_optimizer(case: OptimizerCase, model: Any) -> Any:
     """Return the case's optimizer; masked parameters are the second group."""
     import torch

@@ -157,6 +157,8 @@ def derive_network_settings(
     epsilon = known.norm_epsilon(agent.binding.norm_kind, facts.epsilon)
     low, high = known.action_low, known.action_high
     choices = known_choices(known)
+    if other is not None:
+        _require_one_meaning(agent, other)
     if choices is None and known.head == "argmax":
         # The scores of one choice and those of several are the same outputs.
         choices, origin = one_choice(agent)
@@ -185,6 +187,29 @@ def derive_network_settings(
         network_hidden={name: tuple(own) for name, own in (known.network_activations or {}).items()},
     )
     return settings, tuple(assumed)
+
+
+def _require_one_meaning(agent: Agent, other: Agent) -> None:
+    """Raise UsageError if the files of two models show that only the first one's outputs are scores of actions.
+
+    A library's layout, or an environment, states what the outputs of the other side are; two models do not.
+    """
+    known, its = agent.known, other.known
+    alone = all(side.binding.layout == NO_LAYOUT and side.known.env is None for side in (agent, other))
+    if (
+        alone
+        and known.head == "argmax"
+        and its.is_read("head")
+        and its.head != "argmax"
+        and known_choices(its) is None
+    ):
+        raise UsageError(
+            "the outputs of one model are scores of actions, those of the other its actions",
+            file=agent.checkpoint.path,
+            expected=f"action map {its.head} ({its.origin('head')})",
+            found=f"action map argmax ({known.origin('head')})",
+            hint="play both with ckpttool eval and --env ID, whose action space shows what the outputs are",
+        )
 
 
 def _complete_metadata(agent: Agent, other: Agent) -> Sidecar:
@@ -221,7 +246,8 @@ def build_part_network(
         part = next((candidate for candidate in joined if candidate.title == part.title), part)
     if part.acts:
         return policy_network(agent.tree, part, settings.scores, front)
-    if part.component in VALUES:
+    # A network of discrete actions receives observations only, also one that chooses none (a dueling state value).
+    if part.component in VALUES or (settings.choices is not None and not part.streams):
         return value_network(agent.tree, part, settings)
     return q_network(agent.tree, part, settings, *network_sizes(agent))
 

@@ -167,6 +167,8 @@ def _transposed_window(sizes: Sequence[int], kernel: Sequence[int], get: Callabl
         elif automatic != "NOTSET":
             raise ValueError(automatic)
         pads.append((before, after))
+        if whole - before - after < 1:
+            raise ValueError(size, before, after)
         extents.append(whole - before - after)
     return Window(tuple(kernel), tuple(strides), tuple(dilations), tuple(pads), tuple(extents))
 

@@ -380,7 +380,8 @@ class _Try:
 
 
 def _options(text: str) -> str:
-    """Return a text with the arguments of load_into as options of the command line."""
+    """Return a text with the arguments of load_into and of convert as options of the command line."""
+    text = re.sub(r"(flatten|unflatten|kinds)=\['([^']+)=([^'=]+)'\]", r"\1={'\2': '\3'}", text)
     return re.sub(
         r"(flatten|unflatten|kinds)=\{'([^']+)': '([^']+)'\}",
         lambda match: f"--{match[1].replace('kinds', 'kind')} '{match[2]}={match[3]}'",
