@@ -28,6 +28,7 @@ from ckpttool.libraries.recognize import (
     SAVER_FORMATS,
     TORCH_CLASSES,
     activation_of,
+    find_orders,
     has_saver_graph,
 )
 from ckpttool.libraries.schema import (
@@ -49,8 +50,73 @@ _JOINING = deferred.compile(
 _PROJECTION = deferred.compile(r"(^|_)(proj|projection|branch|adapter|side)(_?\d+)?(_|$)")
 _INDEX = deferred.compile(r"[0-9]{1,9}")
 _BLOCK = deferred.compile(r"(^|_)blocks?(_?\d+)?(_|$)")
+# Names in two streams on shared layers: the state's value, and what chooses an action.
+_VALUE_STREAM = deferred.compile(r"(^|_)(v|vf|val|values?|critic|baseline)\d*(_|$)")
+_ADVANTAGE = deferred.compile(r"(^|_)adv(antages?)?\d*(_|$)")
+_CHOICE_STREAM = deferred.compile(
+    rf"{_ADVANTAGE.pattern}|(^|_)(a|pi|policy|actor|acts?|actions?|logits)\d*(_|$)"
+)
+# Modules of shared layers. Others beside a policy and a critic may be networks of their own (a dynamics model).
+_SHARED = deferred.compile(
+    r"(trunk|body|base|shared|common|encoder|features?|hidden|backbone|torso|mlp|net|network|layers?|fc|linear)"
+    r"(_(layers?|net|network|extractor|fc|body))?_?\d*"
+)
 # Activations of a policy's standard deviation, which are in the same functions.
 _OF_DEVIATIONS = frozenset(("softplus", "sigmoid"))
+
+
+class Streams(NamedTuple):
+    """Layers of a network that gives a value of the state beside what chooses the action.
+
+    `order` are the positions of the shared layers and then of those that choose, `side` those of the value's;
+    `by_size` is whether sizes alone decide the order, `dueling` whether advantages choose.
+    """
+
+    order: tuple[int, ...]
+    side: frozenset[int]
+    by_size: bool
+    dueling: bool
+
+
+def find_streams(names: Sequence[tuple[str, ...]], widths: Sequence[tuple[int, int]]) -> Streams | None:
+    """Return the streams of dense layers with these names and [in, out] sizes, None if they are none.
+
+    The one value is the same for all actions: it changes no choice, whether a dueling network subtracts the
+    mean of the advantages or the largest. Both streams must start with what the shared layers return.
+    """
+    roles = [_find_stream(name) for name in names]
+    parts = {role: [n for n, own in enumerate(roles) if own is role] for role in (None, True, False)}
+    if not all(parts.values()):
+        return None
+    orders = {}
+    for role, part in parts.items():
+        chains, by_size = find_orders([names[n] for n in part], [widths[n] for n in part])
+        if len(chains) != 1:
+            return None
+        orders[role] = (tuple(part[n] for n in chains[0]), by_size)
+    shared, choice, value = (orders[role][0] for role in (None, True, False))
+    start, actions = widths[shared[-1]][1], widths[choice[-1]][1]
+    if widths[value[-1]][1] != 1 or {widths[choice[0]][0], widths[value[0]][0]} != {start}:
+        return None
+    dueling = any(_ADVANTAGE.search(to_snake_case(word)) for n in choice for word in names[n])
+    modules = {to_snake_case(names[n][0]) for n in shared if len(names[n]) > 1}
+    if (dueling and actions == 1) or (not dueling and not all(map(_SHARED.fullmatch, modules))):
+        return None
+    return Streams((*shared, *choice), frozenset(value), orders[None][1] and orders[True][1], dueling)
+
+
+def _find_stream(name: Sequence[str]) -> bool | None:
+    """Return whether, by its innermost such word, a layer chooses actions; None of shared layers."""
+    for word in map(to_snake_case, reversed(name)):
+        chooses, values = _CHOICE_STREAM.search(word), _VALUE_STREAM.search(word)
+        if bool(chooses) != bool(values):
+            return bool(chooses)
+    return None
+
+
+def to_snake_case(word: str) -> str:
+    """Return a name such as valueStream or DQNNet in lower case, its words joined by underscores."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", word).lower()
 
 
 def check_connections(
