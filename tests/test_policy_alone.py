@@ -1086,6 +1086,30 @@ def test_a_model_beside_an_actor_and_a_critic_is_no_layer_that_they_share(tmp_pa
     np.testing.assert_array_equal(agent.act(obs), net["actor"](torch.from_numpy(obs)).argmax(1).numpy())
 
 
+@pytest.mark.parametrize("target", ["b.onnx", "b.pt"])
+def test_discrete_actions_of_an_environment_are_the_action_map_of_a_conversion(
+    target: str, tmp_path: Path
+) -> None:
+    net, scores = streams("actor-critic")
+    path = saved(tmp_path / "weights.pt", net.state_dict())
+    code = ("--code", tmp_path / "b.py") if target == "b.pt" else ()
+    options = ("--activation", "relu", "--env", "CartPole-v1", *code)
+    done = in_process("convert", path, tmp_path / target, *options)
+    assert done.status == 0, done.err
+    obs = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    with torch.no_grad():
+        expected = scores(torch.from_numpy(obs)).argmax(1).numpy()
+    np.testing.assert_array_equal(load_agent(str(tmp_path / target)).act(obs), expected)
+    if code:
+        written = runpy.run_path(str(code[1]))
+        actions = written["act"](written["load"](str(tmp_path / target)), obs)
+        np.testing.assert_array_equal(np.asarray(actions), expected)
+    other = in_process(
+        "convert", path, tmp_path / f"c{target}", "--activation", "relu", "--env", "Acrobot-v1"
+    )
+    assert other.status == (2 if target == "b.onnx" else 0), other.err
+
+
 def test_a_q_network_acts_beside_its_target(tmp_path: Path) -> None:
     torch.manual_seed(0)
     online, target = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))

@@ -56,7 +56,7 @@ _ADVANTAGE = deferred.compile(r"(^|_)adv(antages?)?\d*(_|$)")
 _CHOICE_STREAM = deferred.compile(
     rf"{_ADVANTAGE.pattern}|(^|_)(a|pi|policy|actor|acts?|actions?|logits)\d*(_|$)"
 )
-# Modules of shared layers. Others beside a policy and a critic may be networks of their own (a dynamics model).
+# Modules of shared layers. Others beside a policy and a critic may be networks of their own (a world model).
 _SHARED = deferred.compile(
     r"(trunk|body|base|shared|common|encoder|features?|hidden|backbone|torso|mlp|net|network|layers?|fc|linear)"
     r"(_(layers?|net|network|extractor|fc|body))?_?\d*"

@@ -898,7 +898,8 @@ def _collect_policy(
 ) -> tuple[tuple[ComponentLayer, ...], dict[str, NamedLeaf], tuple[str, ...]]:
     """Return the layers that compute the action, its action map buffers, and notes on omitted tensors.
 
-    `side` are the names of the dense layers that compute the state's value. Raise UnsupportedError for a tensor outside supported layers: it might change every action.
+    `side` are the names of the dense layers that compute the state's value. Raise UnsupportedError for a
+    tensor outside supported layers: it might change every action.
     """
     layers: list[ComponentLayer] = []
     notes: list[str] = []
