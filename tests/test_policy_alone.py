@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -1197,6 +1198,33 @@ def test_weights_of_a_sequential_with_an_unknown_part_are_not_played(tmp_path: P
 def test_the_class_of_a_whole_module_is_named_where_its_weights_play(tmp_path: Path) -> None:
     assert in_process("convert", _Forms.whole(Skipping(), tmp_path), tmp_path / "b.npz").status == 0
     assert any("Skipping" in sentence for sentence in played(tmp_path / "b.npz", GIVEN)[1])
+
+
+class Choosing(nn.Module):
+    """A policy that chooses by the mean of some outputs for each action: its code is in no file."""
+
+    def __init__(self, each: int) -> None:
+        super().__init__()
+        self.action_space = gymnasium.spaces.Discrete(3)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3 * each))
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.net(obs).view(len(obs), 3, -1).mean(2).argmax(1)
+
+
+def test_a_stored_action_space_contradicts_other_outputs_of_a_whole_module(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    obs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    model = Choosing(1)
+    agent = load_agent(str(_Forms.whole(model, tmp_path)))
+    np.testing.assert_array_equal(agent.act(obs), model(torch.from_numpy(obs)).numpy())
+    assert any(Choosing.__name__ in sentence for sentence in agent.assumed)
+    with pytest.raises(UnsupportedError) as caught:
+        load_agent(str(_Forms.whole(Choosing(7), tmp_path)))
+    assert "3" in str(caught.value.expected)
+    assert "21" in str(caught.value.found)
+    words = shlex.split(str(caught.value.hint).partition(" writes ")[0])[1:]
+    assert in_process(words[0], words[1], str(tmp_path / words[2])).status == 0
 
 
 def test_a_given_fact_wins_over_the_activations_that_a_conversion_carries(tmp_path: Path) -> None:

@@ -443,7 +443,7 @@ def _bind_by_names(
             "the checkpoint contains more layers than a policy has", file=file, found=str(len(groups))
         )
     networks = _find_networks(tuple(groups))
-    values = _are_q_networks(networks, network, checkpoint)
+    values = "the network's name" if _are_q_networks(networks, network, checkpoint) else ""
     # A critic of one action ends with one value.
     if values and all(_find_ends(n)[1] == 1 for n in networks):
         raise UsageError(
@@ -456,13 +456,15 @@ def _bind_by_names(
         networks = [n for n in networks if not _SLOW.search("_".join(n.name).lower())] or networks
     # Tensors outside all networks (a head, an observation normaliser) may belong to the policy.
     beside = tuple(group for group in groups if group.name not in inside)
-    network_, assumed = _choose_policy(networks, network, file, beside, values=values)
+    network_, assumed = _choose_policy(networks, network, file, beside, values=bool(values))
     streams, dense = network_.streams, network_.dense
     network_ = network_._replace(groups=(*network_.groups, *beside))
     if module is not None:
         from ckpttool.libraries import model_steps
 
         steps = model_steps.read_sequential_steps(module, network_.name)
+        if _has_stored_actions(module, network_, file):
+            values = "action_space"
     surroundings = _SiblingTensors.of(network_, tree, module, within)
     side = frozenset(dense[n].name for n in streams.side) if streams is not None else frozenset()
     layers, action_map, notes = _collect_policy(network_, file, surroundings, side)
@@ -476,7 +478,7 @@ def _bind_by_names(
         )
     if steps is not None:
         binding = _bind_steps(steps, layers, action_map, (framework, file), (assumed, notes, network_.title))
-        bounded = _add_bounds(_as_q_network(binding) if values else binding, numbers, limits, layers)
+        bounded = _add_bounds(_as_q_network(binding, values) if values else binding, numbers, limits, layers)
         return _add_statistics(bounded, normalisers, layers, where)
     known = ([dense[n] for n in streams.order], streams.by_size) if streams is not None else None
     chain, evidence = _order_dense_layers(layers, file, known)
@@ -491,16 +493,35 @@ def _bind_by_names(
     named = [AgentLayer(module.name, module.kind.name) for module in chain]
     more = layer_connections.note_gaps(named) if framework == "torch" else ()
     binding = _make_agent(chain, facts, action_map, (*assumed, *evidence, *more), notes, network_.title)
-    bounded = _add_bounds(_as_q_network(binding) if values else binding, numbers, limits, chain)
+    bounded = _add_bounds(_as_q_network(binding, values) if values else binding, numbers, limits, chain)
     return _add_statistics(bounded, normalisers, chain, where)
 
 
-def _as_q_network(binding: RecognizedAgent) -> RecognizedAgent:
-    """Return the binding of a network whose outputs are the values of discrete actions."""
+def _has_stored_actions(module: PickledModule, network: _CandidateNetwork, file: str) -> bool:
+    """Return whether a whole module has a Discrete action space; raise UnsupportedError for other outputs.
+
+    The code of its class then computes the actions in another way, e.g. from quantiles.
+    """
+    count = module.tree.get((attr("action_space"), attr("n")))
+    number = count.value if isinstance(count, ValueLeaf) else None
+    outputs = _find_ends(network)[1]
+    if type(number) is int and outputs not in (number, -1):
+        raise UnsupportedError(
+            "the network has not one output for each action, and the code of its class is not executed",
+            file=file,
+            expected=f"action_space: {number} actions",
+            found=f"{outputs} outputs",
+            hint=conversion_hint(file),
+        )
+    return type(number) is int and outputs == number
+
+
+def _as_q_network(binding: RecognizedAgent, where: str) -> RecognizedAgent:
+    """Return the binding of a network whose outputs are values of discrete actions, as `where` states."""
     parts = tuple(part._replace(chooses=True) for part in binding.parts)
     facts = binding.facts
     if not facts.head or facts.head == "identity":
-        facts = facts.read("the network's name", head="argmax")
+        facts = facts.read(where, head="argmax")
     return replace(binding, parts=parts, facts=facts)
 
 
@@ -1233,7 +1254,7 @@ def _bind_steps(
         low, high = listed.bounds(width_ or 1)
         facts = facts.read(f"{listed.origin} {OUTPUT_RANGE}", action_low=low, action_high=high)
     assumed, notes, title = lines
-    return _make_agent(chain, facts, action_map, assumed, (*notes, *listed.notes), title)
+    return _make_agent(chain, facts, action_map, (*assumed, *listed.assumed), notes, title)
 
 
 def _bind_traced(
