@@ -276,8 +276,8 @@ def export(
         require_package("onnx", "exporting to ONNX requires onnx", "onnx")
     agent = restore_agent(source, options.layout, options.facts, options.network or "actor")
     title = agent.title(options.network or "actor")
-    chooses = options.env is not None and may_choose(agent) and missing_options(agent, agent.known)
-    if chooses or schema.HALVES in agent.binding.facts.lacks:
+    unstated = options.env is not None and may_choose(agent) and missing_options(agent, agent.known)
+    if unstated or schema.HALVES in agent.binding.facts.lacks:
         spec = None if options.env is None else _environment_spec(agent, options.env, target)
         agent = assume_choices(agent, spec)
     part = _choose_part(agent, title)

@@ -38,6 +38,7 @@ from ckpttool.libraries.schema import (
     RecognizedAgent,
     canonical_weight_path,
 )
+from ckpttool.mapping.layer_kinds import Name
 
 _RESIDUAL = deferred.compile(
     r"(^|_)(res|residual|skip|shortcut|resnet|res_?blocks?|residual_?blocks?)(_?\d+)?(_|$)"
@@ -68,44 +69,45 @@ _OF_DEVIATIONS = frozenset(("softplus", "sigmoid"))
 class Streams(NamedTuple):
     """Layers of a network that gives a value of the state beside what chooses the action.
 
-    `order` are the positions of the shared layers and then of those that choose, `side` those of the value's;
+    `order` are the names of the shared layers and then of those that choose, `side` those of the value's;
     `by_size` is whether sizes alone decide the order, `dueling` whether advantages choose.
     """
 
-    order: tuple[int, ...]
-    side: frozenset[int]
+    order: tuple[Name, ...]
+    side: frozenset[Name]
     by_size: bool
     dueling: bool
 
 
-def find_streams(names: Sequence[tuple[str, ...]], widths: Sequence[tuple[int, int]]) -> Streams | None:
+def find_streams(widths: Mapping[Name, tuple[int, int]], prefix: int = 0) -> Streams | None:
     """Return the streams of dense layers with these names and [in, out] sizes, None if they are none.
 
     The one value is the same for all actions: it changes no choice, whether a dueling network subtracts the
     mean of the advantages or the largest. Both streams must start with what the shared layers return.
+
+    Args:
+        widths: the layers.
+        prefix: the number of steps in their names that are not the network's own.
     """
-    roles = [_find_stream(name) for name in names]
-    parts = {role: [n for n, own in enumerate(roles) if own is role] for role in (None, True, False)}
-    if not all(parts.values()):
-        return None
     orders = {}
-    for role, part in parts.items():
-        chains, by_size = find_orders([names[n] for n in part], [widths[n] for n in part])
+    for role in (None, True, False):
+        part = [name for name in widths if find_stream(name[prefix:]) is role]
+        chains, by_size = find_orders(part, [widths[name] for name in part])
         if len(chains) != 1:
             return None
-        orders[role] = (tuple(part[n] for n in chains[0]), by_size)
+        orders[role] = [part[n] for n in chains[0]], by_size
     shared, choice, value = (orders[role][0] for role in (None, True, False))
     start, actions = widths[shared[-1]][1], widths[choice[-1]][1]
     if widths[value[-1]][1] != 1 or {widths[choice[0]][0], widths[value[0]][0]} != {start}:
         return None
-    dueling = any(_ADVANTAGE.search(to_snake_case(word)) for n in choice for word in names[n])
-    modules = {to_snake_case(names[n][0]) for n in shared if len(names[n]) > 1}
+    dueling = any(_ADVANTAGE.search(to_snake_case(word)) for name in choice for word in name[prefix:])
+    modules = {to_snake_case(name[prefix]) for name in shared if len(name) > prefix + 1}
     if (dueling and actions == 1) or (not dueling and not all(map(_SHARED.fullmatch, modules))):
         return None
     return Streams((*shared, *choice), frozenset(value), orders[None][1] and orders[True][1], dueling)
 
 
-def _find_stream(name: Sequence[str]) -> bool | None:
+def find_stream(name: Sequence[str]) -> bool | None:
     """Return whether, by its innermost such word, a layer chooses actions; None of shared layers."""
     for word in map(to_snake_case, reversed(name)):
         chooses, values = _CHOICE_STREAM.search(word), _VALUE_STREAM.search(word)

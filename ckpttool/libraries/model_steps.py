@@ -162,9 +162,7 @@ def _read_head(
             None,
             None,
             0.0,
-            (
-                f"the code of {'/'.join(open_.name)}, which is not executed, only applies its layers in sequence",
-            ),
+            (f"the code of {'/'.join(open_.name)}, not run, only applies its layers in sequence",),
         )
     raise UnsupportedError(
         "the model ends in an unsupported action map",

@@ -136,10 +136,10 @@ class _CandidateNetwork(NamedTuple):
 
     @property
     def streams(self) -> layer_connections.Streams | None:
-        """The streams on shared layers, one of which gives the state's value; positions in `dense`."""
-        cut, dense = len(self.name), self.dense
-        widths = [(layer.width_in or 0, layer.width_out or 0) for layer in dense]
-        return layer_connections.find_streams([layer.name[cut:] for layer in dense], widths)
+        """The streams on shared layers, one of which gives the state's value."""
+        own = [layer for layer in self.dense if layer.name[: len(self.name)] == self.name]
+        widths = {layer.name: (layer.width_in or 0, layer.width_out or 0) for layer in own}
+        return layer_connections.find_streams(widths, len(self.name))
 
 
 def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> RecognizedAgent | None:
@@ -457,17 +457,14 @@ def _bind_by_names(
     # Tensors outside all networks (a head, an observation normaliser) may belong to the policy.
     beside = tuple(group for group in groups if group.name not in inside)
     network_, assumed = _choose_policy(networks, network, file, beside, values=bool(values))
-    streams, dense = network_.streams, network_.dense
     network_ = network_._replace(groups=(*network_.groups, *beside))
     if module is not None:
         from ckpttool.libraries import model_steps
 
         steps = model_steps.read_sequential_steps(module, network_.name)
-        if _has_stored_actions(module, network_, file):
-            values = "action_space"
+        values = _find_stored_actions(module, network_, file) or values
     surroundings = _SiblingTensors.of(network_, tree, module, within)
-    side = frozenset(dense[n].name for n in streams.side) if streams is not None else frozenset()
-    layers, action_map, notes = _collect_policy(network_, file, surroundings, side)
+    layers, action_map, notes = _collect_policy(network_, file, surroundings)
     where = (file, surroundings.hint(file))
     limits = _find_bounds(tree)
     numbers = None if action_map else _merge_bounds(limits)
@@ -480,8 +477,7 @@ def _bind_by_names(
         binding = _bind_steps(steps, layers, action_map, (framework, file), (assumed, notes, network_.title))
         bounded = _add_bounds(_as_q_network(binding, values) if values else binding, numbers, limits, layers)
         return _add_statistics(bounded, normalisers, layers, where)
-    known = ([dense[n] for n in streams.order], streams.by_size) if streams is not None else None
-    chain, evidence = _order_dense_layers(layers, file, known)
+    chain, evidence = _order_dense_layers(layers, file, network_.streams)
     try:
         _require_sequential(chain, file)
     except UnsupportedError:
@@ -497,8 +493,8 @@ def _bind_by_names(
     return _add_statistics(bounded, normalisers, chain, where)
 
 
-def _has_stored_actions(module: PickledModule, network: _CandidateNetwork, file: str) -> bool:
-    """Return whether a whole module has a Discrete action space; raise UnsupportedError for other outputs.
+def _find_stored_actions(module: PickledModule, network: _CandidateNetwork, file: str) -> str:
+    """Return where a whole module has its Discrete action space; raise UnsupportedError for other outputs.
 
     The code of its class then computes the actions in another way, e.g. from quantiles.
     """
@@ -513,7 +509,7 @@ def _has_stored_actions(module: PickledModule, network: _CandidateNetwork, file:
             found=f"{outputs} outputs",
             hint=conversion_hint(file),
         )
-    return type(number) is int and outputs == number
+    return "action_space" if type(number) is int and outputs == number else ""
 
 
 def _as_q_network(binding: RecognizedAgent, where: str) -> RecognizedAgent:
@@ -915,17 +911,17 @@ def _list_sibling_statistics(
 
 
 def _collect_policy(
-    network: _CandidateNetwork, file: str, surroundings: _SiblingTensors, side: frozenset[Name]
+    network: _CandidateNetwork, file: str, surroundings: _SiblingTensors
 ) -> tuple[tuple[ComponentLayer, ...], dict[str, NamedLeaf], tuple[str, ...]]:
     """Return the layers that compute the action, its action map buffers, and notes on omitted tensors.
 
-    `side` are the names of the dense layers that compute the state's value. Raise UnsupportedError for a
-    tensor outside supported layers: it might change every action.
+    Raise UnsupportedError for a tensor outside supported layers: it might change every action.
     """
     layers: list[ComponentLayer] = []
     notes: list[str] = []
     known = [layer for group in network.groups if (layer := group.layer) is not None]
     dense = [layer for layer in known if _is_dense(layer)]
+    side = network.streams.side if network.streams is not None else frozenset()
     if side:
         left = abbreviate_list(["/".join(layer.name) for layer in dense if layer.name in side], 4)
         notes.append(f"left out: {left}, judging by the names the state's value, the same for all actions")
@@ -1012,16 +1008,13 @@ _MEAN = deferred.compile(r"(^|_)(mean|mu|loc)(_|$)")
 
 
 def _order_dense_layers(
-    layers: Sequence[ComponentLayer], file: str, known: tuple[list[ComponentLayer], bool] | None
+    layers: Sequence[ComponentLayer], file: str, streams: layer_connections.Streams | None
 ) -> tuple[tuple[ComponentLayer, ...], tuple[str, ...]]:
-    """Return the dense layers as the only chain that sizes, and then numbers in names, allow, and why.
-
-    `known` is the order of a network with streams, and whether sizes alone decide it.
-    """
+    """Return the dense layers as the only chain that sizes, and then numbers in names, allow, and why."""
     dense = [module for module in layers if _is_dense(module)]
     names = [module.name for module in dense]
-    if known is not None and {module.name for module in known[0]} == {*names}:
-        orders, by_size = [tuple(names.index(module.name) for module in known[0])], known[1]
+    if streams is not None and {*streams.order} == {*names}:
+        orders, by_size = [tuple(map(names.index, streams.order))], streams.by_size
     else:
         orders, by_size = find_orders(names, [(m.width_in or 0, m.width_out or 0) for m in dense])
     if not orders:
