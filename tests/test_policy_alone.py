@@ -1203,10 +1203,10 @@ def test_the_class_of_a_whole_module_is_named_where_its_weights_play(tmp_path: P
 class Choosing(nn.Module):
     """A policy that chooses by the mean of some outputs for each action: its code is in no file."""
 
-    def __init__(self, each: int) -> None:
+    def __init__(self, quantiles: int) -> None:
         super().__init__()
         self.action_space = gymnasium.spaces.Discrete(3)
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3 * each))
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3 * quantiles))
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         return self.net(obs).view(len(obs), 3, -1).mean(2).argmax(1)
