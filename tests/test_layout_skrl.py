@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from ckpttool import load_agent
 from ckpttool.commands.convert import convert
 from ckpttool.core import Tree, UnsupportedError
 from ckpttool.evaluation.agent_facts import AgentFacts
@@ -158,6 +159,54 @@ def test_one_model_of_both_roles_is_its_policy(tmp_path: Path) -> None:
     close(actions(path, obs), model(as_batch(obs)))
     binding = restore_agent(path).binding
     assert networks(binding) == {"actor": ["net_container/0", "net_container/2", "policy_layer"]}
+
+
+class Shared(nn.Module):
+    """A model of both roles with a class of its own, whose heads may have hidden layers."""
+
+    def __init__(self, names: tuple[str, str, str], *, deep: bool, categorical: bool) -> None:
+        super().__init__()
+        self.names = names
+        sizes = (16, 16) if deep else (16,)
+        parts = (mlp(OBS, 16, 16, activation=nn.ELU), mlp(*sizes, 3), mlp(*sizes, 1))
+        parts[0].append(nn.ELU())
+        for name, part in zip(names, parts, strict=True):
+            self.add_module(name, part if deep or part is parts[0] else part[0])
+        if not categorical:
+            self.log_std_parameter = nn.Parameter(torch.zeros(3))
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        trunk, head = (self.get_submodule(name) for name in self.names[:2])
+        return head(trunk(obs))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("net", "mean_net", "value_net"),
+        ("trunk", "actor", "critic"),
+        ("net_container", "policy_layer", "value_layer"),
+    ],
+)
+@pytest.mark.parametrize("categorical", [False, True])
+def test_a_shared_model_of_a_users_class_is_its_policy(
+    names: tuple[str, str, str], deep: bool, categorical: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(2)
+    model = Shared(names, deep=deep, categorical=categorical)
+    path = saved(tmp_path, "agent.pt", ppo(model, model))
+    obs = observations(OBS)
+    agent = restore_agent(path)
+    assert agent.binding.layout == "skrl"
+    assert agent.known.head == ("argmax" if categorical else "identity")
+    facts = AgentFacts(activations="elu") if not deep else AgentFacts(activations=("elu", "elu", "relu"))
+    acted = load_agent(str(path), facts=facts).act(obs)
+    expected = model(as_batch(obs))
+    if categorical:
+        np.testing.assert_array_equal(acted.ravel(), expected.argmax(1).numpy())
+    else:
+        close(acted, expected)
 
 
 def test_the_deviation_and_statistics_are_carried(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ckpttool.core import (
@@ -264,6 +265,30 @@ def test_depth_is_a_limit_and_no_recursion(depth: int, tmp_path: Path, golden: G
         with pytest.raises(LimitError) as caught:
             open_checkpoint(str(path))
         golden(caught.value)
+
+
+@pytest.mark.parametrize("inside", [(), ("policy", "data")])
+def test_the_depth_that_a_refusal_names_is_enough_for_every_command(
+    inside: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The deepest value is behind another one that exceeds the limit, and in a file with keys above it."""
+    deep: Any = 7
+    for _ in range(330):
+        deep = [deep]
+    other: Any = 7
+    for _ in range(230):
+        other = [other]
+    content: Any = {"weight": np.ones((2, 3), "f4"), "near": other, "far": deep}
+    for name in inside:
+        content = {name: content}
+    path = tmp_path / "x.pkl"
+    path.write_bytes(pickle.dumps(content))
+    refused = in_process("inspect", path, "--json")
+    assert refused.status == 2
+    (limit,) = re.findall(r"--limit (\S+)", refused.json()["error"]["hint"])
+    for words in (("inspect", path), ("stats", path), ("convert", path, tmp_path / "x.npz")):
+        ran = in_process("--limit", limit, *words)
+        assert ran.status == 0, ran.err
 
 
 def test_a_second_state_adds_to_the_first(golden: Golden) -> None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -975,18 +976,139 @@ def test_a_head_of_actions_acts_beside_a_value_head(name: str, tmp_path: Path) -
     np.testing.assert_array_equal(agent.act(obs), expected)
 
 
-@pytest.mark.parametrize(("value", "advantage"), [("val", "adv"), ("value_head", "advantage_head")])
-def test_the_advantages_of_a_dueling_network_choose(value: str, advantage: str, tmp_path: Path) -> None:
+# Names and hidden layers of the streams of dueling networks and actor-critics on shared layers.
+STREAMS = {
+    "heads": (("val", 0), ("adv", 0), "feature"),
+    "suffixed heads": (("value_head", 0), ("advantage_head", 0), "feature"),
+    "modules": (("value_stream", 1), ("advantage_stream", 1), "feature"),
+    "camel case": (("valueStream", 1), ("advantageStream", 1), "net"),
+    "letters": (("V", 0), ("A", 0), "hidden"),
+    "numbered letters": (("V", 2), ("A", 2), "fc1"),
+    "numbered names": (("fc_val", 2), ("fc_act", 2), "fc1"),
+    "policy": (("fc_value", 2), ("fc_policy", 2), "fc1"),
+    "actor-critic": (("critic", 1), ("actor", 1), "shared"),
+}
+
+
+def stream(name: str, inputs: int, outputs: int, depth: int) -> dict[str, nn.Module]:
+    """Return the layers of a stream: `name`, a Sequential of that name, or `name1` and `name2`."""
+    hidden, last = nn.Linear(inputs, inputs), nn.Linear(inputs, outputs)
+    if depth == 0:
+        return {name: nn.Linear(inputs, outputs)}
+    return (
+        {name: nn.Sequential(hidden, nn.ReLU(), last)}
+        if depth == 1
+        else {f"{name}1": hidden, f"{name}2": last}
+    )
+
+
+def streams(case: str, *, actions: int = 2) -> tuple[nn.ModuleDict, Any]:
+    """Return a network of the streams on shared layers, and what computes its scores."""
     torch.manual_seed(0)
-    trunk, one, heads = nn.Linear(4, 16), nn.Linear(16, 1), nn.Linear(16, 2)
-    net = nn.ModuleDict({"feature": nn.Sequential(trunk, nn.ReLU()), value: one, advantage: heads})
-    path = saved(tmp_path / "dqn.pt", {"q": net.state_dict()})
+    value, choice, shared = STREAMS[case]
+    trunk = nn.Linear(4, 16)
+    parts = [stream(name, 16, n, depth) for (name, depth), n in ((value, 1), (choice, actions))]
+    kept = trunk if shared == "fc1" else nn.Sequential(trunk, nn.ReLU())
+
+    def run(part: dict[str, nn.Module], x: torch.Tensor) -> torch.Tensor:
+        first, *more = part.values()
+        return more[0](torch.relu(first(x))) if more else first(x)
+
+    def scores(obs: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(trunk(obs))
+        values, advantages = (run(part, x) for part in parts)
+        return values + advantages - advantages.mean(1, keepdim=True)
+
+    # The value's layers first, as in most programs: their order in the file decides nothing.
+    return nn.ModuleDict({shared: kept, **parts[0], **parts[1]}), scores
+
+
+@pytest.mark.parametrize("form", ["alone", "named", "target"])
+@pytest.mark.parametrize("case", STREAMS)
+def test_the_stream_that_chooses_plays_beside_the_value_of_the_state(
+    case: str, form: str, tmp_path: Path
+) -> None:
+    net, scores = streams(case)
+    other = {name: torch.zeros_like(tensor) for name, tensor in net.state_dict().items()}
+    content = {
+        "alone": net.state_dict(),
+        "named": {"model_state_dict": net.state_dict(), "epsilon": 0.05},
+        "target": {"online": net.state_dict(), "target": other},
+    }
+    path = saved(tmp_path / "dqn.pt", content[form])
     agent = load_agent(str(path), "CartPole-v1", facts=AgentFacts(activations="relu"))
     obs = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
     with torch.no_grad():
-        hidden = torch.relu(trunk(torch.from_numpy(obs)))
-        scores = one(hidden) + heads(hidden) - heads(hidden).mean(1, keepdim=True)
-    np.testing.assert_array_equal(agent.act(obs), scores.argmax(1).numpy())
+        expected = scores(torch.from_numpy(obs)).argmax(1).numpy()
+    assert len({*expected.tolist()}) == 2
+    np.testing.assert_array_equal(agent.act(obs), expected)
+
+
+def test_advantages_need_no_action_map_and_no_name_of_a_q_network(tmp_path: Path) -> None:
+    net, scores = streams("modules", actions=3)
+    path = saved(tmp_path / "weights.pt", net.state_dict())
+    agent = load_agent(str(path), facts=AgentFacts(activations="relu"))
+    obs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    with torch.no_grad():
+        expected = scores(torch.from_numpy(obs)).argmax(1).numpy()
+    np.testing.assert_array_equal(agent.act(obs), expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"value2.weight": torch.ones(3, 16), "value2.bias": torch.ones(3)},
+        {"value1.weight": torch.ones(16, 4)},
+        {"advantage2.weight": torch.ones(1, 16), "advantage2.bias": torch.ones(1)},
+        {"value3.weight": torch.ones(1, 5), "value3.bias": torch.ones(1)},
+        {"extra.weight": torch.ones(7, 9), "extra.bias": torch.ones(7)},
+    ],
+)
+def test_streams_of_other_sizes_are_refused(change: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    net = nn.ModuleDict(
+        {"fc1": nn.Linear(4, 16), **stream("value", 16, 1, 2), **stream("advantage", 16, 2, 2)}
+    )
+    path = saved(tmp_path / "weights.pt", {**net.state_dict(), **change})
+    with pytest.raises((UsageError, UnsupportedError)):
+        load_agent(str(path), "CartPole-v1", facts=AgentFacts(activations="relu"))
+
+
+def test_a_model_beside_an_actor_and_a_critic_is_no_layer_that_they_share(tmp_path: Path) -> None:
+    chains = {"model": (6, 16, 4), "actor": (4, 16, 2), "critic": (4, 16, 1)}
+    net = nn.ModuleDict(
+        {
+            name: nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Linear(b, c))
+            for name, (a, b, c) in chains.items()
+        }
+    )
+    path = saved(tmp_path / "weights.pt", net.state_dict())
+    agent = load_agent(str(path), "CartPole-v1", facts=AgentFacts(activations="relu"))
+    obs = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    np.testing.assert_array_equal(agent.act(obs), net["actor"](torch.from_numpy(obs)).argmax(1).numpy())
+
+
+@pytest.mark.parametrize("target", ["b.onnx", "b.pt"])
+def test_discrete_actions_of_an_environment_are_the_action_map_of_a_conversion(
+    target: str, tmp_path: Path
+) -> None:
+    net, scores = streams("actor-critic")
+    path = saved(tmp_path / "weights.pt", net.state_dict())
+    code = ("--code", tmp_path / "b.py") if target == "b.pt" else ()
+    options = ("--activation", "relu", "--env", "CartPole-v1", *code)
+    done = in_process("convert", path, tmp_path / target, *options)
+    assert done.status == 0, done.err
+    obs = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    with torch.no_grad():
+        expected = scores(torch.from_numpy(obs)).argmax(1).numpy()
+    np.testing.assert_array_equal(load_agent(str(tmp_path / target)).act(obs), expected)
+    if code:
+        written = runpy.run_path(str(code[1]))
+        actions = written["act"](written["load"](str(tmp_path / target)), obs)
+        np.testing.assert_array_equal(np.asarray(actions), expected)
+    other = in_process(
+        "convert", path, tmp_path / f"c{target}", "--activation", "relu", "--env", "Acrobot-v1"
+    )
+    assert other.status == (2 if target == "b.onnx" else 0), other.err
 
 
 def test_a_q_network_acts_beside_its_target(tmp_path: Path) -> None:
@@ -1076,6 +1198,33 @@ def test_weights_of_a_sequential_with_an_unknown_part_are_not_played(tmp_path: P
 def test_the_class_of_a_whole_module_is_named_where_its_weights_play(tmp_path: Path) -> None:
     assert in_process("convert", _Forms.whole(Skipping(), tmp_path), tmp_path / "b.npz").status == 0
     assert any("Skipping" in sentence for sentence in played(tmp_path / "b.npz", GIVEN)[1])
+
+
+class Choosing(nn.Module):
+    """A policy that chooses by the mean of some outputs for each action: its code is in no file."""
+
+    def __init__(self, quantiles: int) -> None:
+        super().__init__()
+        self.action_space = gymnasium.spaces.Discrete(3)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3 * quantiles))
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.net(obs).view(len(obs), 3, -1).mean(2).argmax(1)
+
+
+def test_a_stored_action_space_contradicts_other_outputs_of_a_whole_module(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    obs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    model = Choosing(1)
+    agent = load_agent(str(_Forms.whole(model, tmp_path)))
+    np.testing.assert_array_equal(agent.act(obs), model(torch.from_numpy(obs)).numpy())
+    assert any(Choosing.__name__ in sentence for sentence in agent.assumed)
+    with pytest.raises(UnsupportedError) as caught:
+        load_agent(str(_Forms.whole(Choosing(7), tmp_path)))
+    assert "3" in str(caught.value.expected)
+    assert "21" in str(caught.value.found)
+    words = shlex.split(str(caught.value.hint).partition(" writes ")[0])[1:]
+    assert in_process(words[0], words[1], str(tmp_path / words[2])).status == 0
 
 
 def test_a_given_fact_wins_over_the_activations_that_a_conversion_carries(tmp_path: Path) -> None:

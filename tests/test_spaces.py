@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 from ckpttool.evaluation import environments, wrappers
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.libraries.schema import make_observation_space
-from tests import warm_sb3
+from tests import sb3_files, warm_sb3
 from tests.conftest import Ran, in_process
+from tests.pickles import instance
 
 pytest.importorskip("stable_baselines3")
 gymnasium = pytest.importorskip("gymnasium")
@@ -141,6 +143,27 @@ def test_equal_spaces_play_without_a_word(
     assert ran.status == 0, ran.err
     assert "bounds" not in " ".join(ran.json()["notes"])
     np.testing.assert_allclose(ran.json()["returns"], returns[f"{algorithm}_{wrapper}"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_bounds_of_an_older_version_of_the_task_need_no_wrapper(scale: float, tmp_path: Path) -> None:
+    """LunarLander of gymnasium 0.29 has other bounds than that of 1.0, but the same observations."""
+    low, high = (-1.5, -1.5, -5, -5, -np.pi, -5, 0, 0), (1.5, 1.5, 5, 5, np.pi, 5, 1, 1)
+    module = sb3_files.owner(
+        mlp_extractor=sb3_files.owner(policy_net=sb3_files.mlp((8, 5), nn.Tanh, nn.Tanh)),
+        action_net=nn.Linear(5, 4),
+    )
+    spaces = {
+        "observation_space": sb3_files.box([scale * end for end in low], [scale * end for end in high]),
+        "action_space": instance(sb3_files.DISCRETE, n=np.int64(4), start=np.int64(0), _shape=()),
+    }
+    data = sb3_files.settings(sb3_files.ON_POLICY, **spaces)
+    path = sb3_files.put(tmp_path / "a.zip", sb3_files.members({"policy": module.state_dict()}, data))
+    ran = in_process("eval", path, "--env", "LunarLander-v3", "--episodes", 1, "--json")
+    entries = [row for row in ran.json()["ledger"] if row["what"] == "wrapper"]
+    assert ran.status == (1 if entries else 0), ran.err
+    assert bool(entries) == (scale != 1)
+    assert any("bounds" in note for note in ran.json()["notes"]) == (scale == 1)
 
 
 @pytest.mark.parametrize("kind", ["zip", "pt"])

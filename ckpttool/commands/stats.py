@@ -228,7 +228,7 @@ def _modules(tensors: list[TensorStats]) -> Iterator[ModuleStats]:
     sums: dict[str, tuple[int, Moments]] = {"": (0, Moments())}
     for tensor in tensors:
         steps = tensor.path.split("/")
-        if len(steps) > limits.current().path_depth:
+        if len(steps) > limits.current().deepest_path:
             raise limits.limit_error("path_depth", "a tensor path has too many levels", len(steps))
         for end in range(len(steps)):
             above = "/".join(steps[:end])

@@ -38,6 +38,7 @@ from ckpttool.evaluation.agent_networks import (
     build_part_network,
     derive_network_settings,
     image_encoder,
+    missing_options,
     network_sizes,
     require_even_bounds,
     require_facts,
@@ -45,10 +46,9 @@ from ckpttool.evaluation.agent_networks import (
 from ckpttool.evaluation.gymnasium_engine import EnvSpec
 from ckpttool.evaluation.playing import (
     assume_choices,
-    count_actions,
     environment_hint,
+    may_choose,
     read_action_bounds,
-    take_means,
 )
 from ckpttool.evaluation.restore import Agent, restore_agent
 from ckpttool.libraries import schema
@@ -276,9 +276,10 @@ def export(
         require_package("onnx", "exporting to ONNX requires onnx", "onnx")
     agent = restore_agent(source, options.layout, options.facts, options.network or "actor")
     title = agent.title(options.network or "actor")
-    if schema.HALVES in agent.binding.facts.lacks:
+    unstated = options.env is not None and may_choose(agent) and missing_options(agent, agent.known)
+    if unstated or schema.HALVES in agent.binding.facts.lacks:
         spec = None if options.env is None else _environment_spec(agent, options.env, target)
-        agent = take_means(agent, *count_actions(agent, spec))
+        agent = assume_choices(agent, spec)
     part = _choose_part(agent, title)
     stated = options.env or (agent.known.env or {}).get("id") or agent.known.action_low is not None
     require_facts(agent, needs_env=not stated)

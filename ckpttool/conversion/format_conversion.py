@@ -293,8 +293,9 @@ def _with_spaces(
         "observation_space": schema.make_observation_space("gymnasium", observed),
         **({"action_low": list(bounds.low), "action_high": list(bounds.high)} if choices is None else {}),
         "choices": None if choices is None else choices.document(),
+        "head": agent.known.head if choices is not None else None,
     }
-    spaces = {name: value for name, value in spaces.items() if value and getattr(known, name) is None}
+    spaces = {name: value for name, value in spaces.items() if value and not getattr(known, name)}
     base = own.sidecar or Sidecar("")
     origins = dict.fromkeys(spaces, f"given: the spaces of {env}")
     return replace(own, sidecar=replace(base, **spaces, provenance={**base.provenance, **origins})), ()

@@ -24,6 +24,9 @@ _KB, _MB, _GB = 1 << 10, 1 << 20, 1 << 30
 _UNITS = {"K": _KB, "M": _MB, "G": _GB, "T": 1 << 40}
 
 
+_STEPS_ABOVE = 20
+
+
 def _limit(value: int, meaning: str) -> Any:
     return field(default=value, metadata={"meaning": meaning})
 
@@ -76,6 +79,15 @@ class Limits:
     hdf5_objects: int = _limit(500_000, "HDF5 groups, datasets and chunks")
     hdf5_depth: int = _limit(512, "HDF5 group nesting levels")
     model_memory: int = _limit(16 * _GB, "memory of a process that runs a model, plus 8 times the file")
+
+    @property
+    def deepest_path(self) -> int:
+        """The steps that a path may have: `path_depth`, and more where `pickle_depth` is raised.
+
+        A pickle may be an entry of another file, some steps below its root.
+        """
+        raised = self.pickle_depth - Limits().pickle_depth
+        return self.path_depth + (raised + _STEPS_ABOVE if raised > 0 else 0)
 
 
 _CURRENT: ContextVar[Limits | None] = ContextVar("ckpttool_limits", default=None)
@@ -152,7 +164,13 @@ def _parse_limit(pair: str) -> tuple[str, int]:
 
 
 def limit_error(
-    name: str, what: str, found: int | None, *, file: str | None = None, offset: int | None = None
+    name: str,
+    what: str,
+    found: int | None,
+    *,
+    file: str | None = None,
+    offset: int | None = None,
+    enough: bool = False,
 ) -> LimitError:
     """Return the error for exceeding a limit.
 
@@ -162,12 +180,14 @@ def limit_error(
         found: the amount that exceeds it; None if it is unknown.
         file: the file that requests it.
         offset: where in the file, in bytes.
+        enough: whether `found` is all that the file needs, so that the hint can name it.
     """
+    limit = str(-(-found // 100) * 100) if enough and found is not None else "N"
     return LimitError(
         what,
         file=file,
         offset=offset,
         expected=f"at most {getattr(current(), name):,}",
         found=None if found is None else f"{found:,}",
-        hint=f"if you trust the file, raise the limit: ckpttool --limit {name}=N ...",
+        hint=f"if you trust the file, raise the limit: ckpttool --limit {name}={limit} ...",
     )

@@ -223,7 +223,7 @@ def iter_modules(names: Iterable[str]) -> Iterator[str]:
     quadratically.
     """
     modules: set[str] = set()
-    deepest = limits.current().path_depth
+    deepest = limits.current().deepest_path
     for name in names:
         if name.count("/") >= deepest:
             continue

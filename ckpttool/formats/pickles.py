@@ -482,7 +482,9 @@ class PickleTraversal(ABC, Generic[Place]):
             self.leaves[path] = ValueLeaf(Record("the same object as", first or f"the whole {self.whole}"))
             return
         if len(path) > self._limits.pickle_depth:
-            raise limits.limit_error("pickle_depth", "values are nested too deeply", len(path))
+            whole = (len(frame.path) + _count_levels(frame.value) for frame in self._waiting[:1])
+            depth = max([len(path), *whole])
+            raise limits.limit_error("pickle_depth", "values are nested too deeply", depth, enough=True)
         if isinstance(value, PickleObject) and is_leaf(value):
             self.leaves[path] = ValueLeaf(inert_record(value))
             return
@@ -570,6 +572,27 @@ def _iter_children(value: Any) -> Iterator[tuple[PathStep, Any, Via]]:
     else:
         for position, item in enumerate(value):
             yield index(position), item, "item"
+
+
+_NESTING = (dict, list, tuple, PickleObject)
+
+
+def _count_levels(value: Any) -> int:
+    """Return the number of containers in each other in a value, itself included; cycles are followed once."""
+    levels: dict[int, int] = {}
+    children: dict[int, list[Any]] = {}  # also keeps values that exist only here, whose ids would be reused
+    stack = [value]
+    while stack:
+        node = stack[-1]
+        if id(node) not in levels:
+            levels[id(node)] = 0
+            inner = [child for _, child, _ in _iter_children(node) if isinstance(child, _NESTING)]
+            children[id(node)] = inner
+            stack += [child for child in inner if id(child) not in levels]
+        else:
+            levels[id(node)] = 1 + max((levels[id(child)] for child in children[id(node)]), default=0)
+            stack.pop()
+    return levels[id(value)]
 
 
 def _iter_entries(value: dict[Any, Any]) -> Iterator[tuple[PathStep, Any, Via]]:

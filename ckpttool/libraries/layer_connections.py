@@ -28,6 +28,7 @@ from ckpttool.libraries.recognize import (
     SAVER_FORMATS,
     TORCH_CLASSES,
     activation_of,
+    find_orders,
     has_saver_graph,
 )
 from ckpttool.libraries.schema import (
@@ -37,6 +38,7 @@ from ckpttool.libraries.schema import (
     RecognizedAgent,
     canonical_weight_path,
 )
+from ckpttool.mapping.layer_kinds import Name
 
 _RESIDUAL = deferred.compile(
     r"(^|_)(res|residual|skip|shortcut|resnet|res_?blocks?|residual_?blocks?)(_?\d+)?(_|$)"
@@ -49,8 +51,74 @@ _JOINING = deferred.compile(
 _PROJECTION = deferred.compile(r"(^|_)(proj|projection|branch|adapter|side)(_?\d+)?(_|$)")
 _INDEX = deferred.compile(r"[0-9]{1,9}")
 _BLOCK = deferred.compile(r"(^|_)blocks?(_?\d+)?(_|$)")
+# Names in two streams on shared layers: the state's value, and what chooses an action.
+_VALUE_STREAM = deferred.compile(r"(^|_)(v|vf|val|values?|critic|baseline)\d*(_|$)")
+_ADVANTAGE = deferred.compile(r"(^|_)adv(antages?)?\d*(_|$)")
+_CHOICE_STREAM = deferred.compile(
+    rf"{_ADVANTAGE.pattern}|(^|_)(a|pi|policy|actor|acts?|actions?|logits)\d*(_|$)"
+)
+# Modules of shared layers. Others beside a policy and a critic may be networks of their own (a world model).
+_SHARED = deferred.compile(
+    r"(trunk|body|base|shared|common|encoder|features?|hidden|backbone|torso|mlp|net|network|layers?|fc|linear)"
+    r"(_(layers?|net|network|extractor|fc|body))?_?\d*"
+)
 # Activations of a policy's standard deviation, which are in the same functions.
 _OF_DEVIATIONS = frozenset(("softplus", "sigmoid"))
+
+
+class Streams(NamedTuple):
+    """Layers of a network that gives a value of the state beside what chooses the action.
+
+    `order` are the names of the shared layers and then of those that choose, `side` those of the value's;
+    `by_size` is whether sizes alone decide the order, `dueling` whether advantages choose.
+    """
+
+    order: tuple[Name, ...]
+    side: frozenset[Name]
+    by_size: bool
+    dueling: bool
+
+
+def find_streams(widths: Mapping[Name, tuple[int, int]], prefix: int = 0) -> Streams | None:
+    """Return the streams of dense layers with these names and [in, out] sizes, None if they are none.
+
+    The one value is the same for all actions: it changes no choice, whether a dueling network subtracts the
+    mean of the advantages or the largest. Both streams must start with what the shared layers return.
+
+    Args:
+        widths: the layers.
+        prefix: the number of steps in their names that are not the network's own.
+    """
+    orders = {}
+    for role in (None, True, False):
+        part = [name for name in widths if find_stream(name[prefix:]) is role]
+        chains, by_size = find_orders(part, [widths[name] for name in part])
+        if len(chains) != 1:
+            return None
+        orders[role] = [part[n] for n in chains[0]], by_size
+    shared, choice, value = (orders[role][0] for role in (None, True, False))
+    start, actions = widths[shared[-1]][1], widths[choice[-1]][1]
+    if widths[value[-1]][1] != 1 or {widths[choice[0]][0], widths[value[0]][0]} != {start}:
+        return None
+    dueling = any(_ADVANTAGE.search(to_snake_case(word)) for name in choice for word in name[prefix:])
+    modules = {to_snake_case(name[prefix]) for name in shared if len(name) > prefix + 1}
+    if (dueling and actions == 1) or (not dueling and not all(map(_SHARED.fullmatch, modules))):
+        return None
+    return Streams((*shared, *choice), frozenset(value), orders[None][1] and orders[True][1], dueling)
+
+
+def find_stream(name: Sequence[str]) -> bool | None:
+    """Return whether, by its innermost such word, a layer chooses actions; None of shared layers."""
+    for word in map(to_snake_case, reversed(name)):
+        chooses, values = _CHOICE_STREAM.search(word), _VALUE_STREAM.search(word)
+        if bool(chooses) != bool(values):
+            return bool(chooses)
+    return None
+
+
+def to_snake_case(word: str) -> str:
+    """Return a name such as valueStream or DQNNet in lower case, its words joined by underscores."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", word).lower()
 
 
 def check_connections(

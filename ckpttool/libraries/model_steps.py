@@ -59,7 +59,7 @@ class ChainFacts(NamedTuple):
     origin: str
     scale: Any = None
     offset: Any = 0.0
-    notes: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     def bounds(self, width: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return the bounds of the scaled tanh."""
@@ -82,7 +82,7 @@ def read_chain_facts(steps: Sequence[ChainStep], file: str, origin: str = _CONFI
     between = [steps[a + 1 : b] for a, b in zip([-1, *dense], [*dense, len(steps)], strict=True)]
     _require_none(between[0], file)
     hidden = [_activation(step, file) for step in between[1:-1]]
-    head, scale, offset, notes = _read_head(between[-1], file)
+    head, scale, offset, assumed = _read_head(between[-1], file)
     epsilons = {step.value for step in steps if step.kind == "layer_norm"}
     if len(epsilons) > 1:
         raise UnsupportedError(
@@ -103,7 +103,7 @@ def read_chain_facts(steps: Sequence[ChainStep], file: str, origin: str = _CONFI
         origin,
         scale,
         offset,
-        notes,
+        assumed,
     )
 
 
@@ -141,7 +141,7 @@ def _activation(steps: Sequence[ChainStep], file: str) -> str | NotUnderstood | 
 def _read_head(
     steps: Sequence[ChainStep], file: str
 ) -> tuple[str | NotUnderstood | None, Any, Any, tuple[str, ...]]:
-    """Return the action map of the last layer: its name, scale, offset and notes."""
+    """Return the action map of the last layer: its name, scale, offset and assumptions."""
     names = [(s.kind, s.value) for s in steps if not (s.kind == "activation" and s.value == "linear")]
     if not names:
         return "identity", None, 0.0, ()
@@ -162,7 +162,7 @@ def _read_head(
             None,
             None,
             0.0,
-            (f"the code of {'/'.join(open_.name)} is not executed: its effect is unknown",),
+            (f"the code of {'/'.join(open_.name)}, not run, only applies its layers in sequence",),
         )
     raise UnsupportedError(
         "the model ends in an unsupported action map",

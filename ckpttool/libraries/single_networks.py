@@ -129,6 +129,18 @@ class _CandidateNetwork(NamedTuple):
     def title(self) -> str:
         return "/".join(self.name) or "the whole file"
 
+    @property
+    def dense(self) -> list[ComponentLayer]:
+        """The dense layers."""
+        return [group.layer for group in self.groups if _is_dense(group) and group.layer is not None]
+
+    @property
+    def streams(self) -> layer_connections.Streams | None:
+        """The streams on shared layers, one of which gives the state's value."""
+        own = [layer for layer in self.dense if layer.name[: len(self.name)] == self.name]
+        widths = {layer.name: (layer.width_in or 0, layer.width_out or 0) for layer in own}
+        return layer_connections.find_streams(widths, len(self.name))
+
 
 def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> RecognizedAgent | None:
     """Return the policy that is the whole checkpoint, None if it has no dense layer.
@@ -431,7 +443,7 @@ def _bind_by_names(
             "the checkpoint contains more layers than a policy has", file=file, found=str(len(groups))
         )
     networks = _find_networks(tuple(groups))
-    values = _are_q_networks(networks, network, checkpoint)
+    values = "the network's name" if _are_q_networks(networks, network, checkpoint) else ""
     # A critic of one action ends with one value.
     if values and all(_find_ends(n)[1] == 1 for n in networks):
         raise UsageError(
@@ -444,12 +456,13 @@ def _bind_by_names(
         networks = [n for n in networks if not _SLOW.search("_".join(n.name).lower())] or networks
     # Tensors outside all networks (a head, an observation normaliser) may belong to the policy.
     beside = tuple(group for group in groups if group.name not in inside)
-    network_, assumed = _choose_policy(networks, network, file, beside, values=values)
+    network_, assumed = _choose_policy(networks, network, file, beside, values=bool(values))
     network_ = network_._replace(groups=(*network_.groups, *beside))
     if module is not None:
         from ckpttool.libraries import model_steps
 
         steps = model_steps.read_sequential_steps(module, network_.name)
+        values = _find_stored_actions(module, network_, file) or values
     surroundings = _SiblingTensors.of(network_, tree, module, within)
     layers, action_map, notes = _collect_policy(network_, file, surroundings)
     where = (file, surroundings.hint(file))
@@ -462,9 +475,9 @@ def _bind_by_names(
         )
     if steps is not None:
         binding = _bind_steps(steps, layers, action_map, (framework, file), (assumed, notes, network_.title))
-        bounded = _add_bounds(_as_q_network(binding) if values else binding, numbers, limits, layers)
+        bounded = _add_bounds(_as_q_network(binding, values) if values else binding, numbers, limits, layers)
         return _add_statistics(bounded, normalisers, layers, where)
-    chain, evidence = _order_dense_layers(layers, file)
+    chain, evidence = _order_dense_layers(layers, file, network_.streams)
     try:
         _require_sequential(chain, file)
     except UnsupportedError:
@@ -476,16 +489,35 @@ def _bind_by_names(
     named = [AgentLayer(module.name, module.kind.name) for module in chain]
     more = layer_connections.note_gaps(named) if framework == "torch" else ()
     binding = _make_agent(chain, facts, action_map, (*assumed, *evidence, *more), notes, network_.title)
-    bounded = _add_bounds(_as_q_network(binding) if values else binding, numbers, limits, chain)
+    bounded = _add_bounds(_as_q_network(binding, values) if values else binding, numbers, limits, chain)
     return _add_statistics(bounded, normalisers, chain, where)
 
 
-def _as_q_network(binding: RecognizedAgent) -> RecognizedAgent:
-    """Return the binding of a network whose outputs are the values of discrete actions."""
+def _find_stored_actions(module: PickledModule, network: _CandidateNetwork, file: str) -> str:
+    """Return where a whole module has its Discrete action space; raise UnsupportedError for other outputs.
+
+    The code of its class then computes the actions in another way, e.g. from quantiles.
+    """
+    count = module.tree.get((attr("action_space"), attr("n")))
+    number = count.value if isinstance(count, ValueLeaf) else None
+    outputs = _find_ends(network)[1]
+    if type(number) is int and outputs not in (number, -1):
+        raise UnsupportedError(
+            "the network has not one output for each action, and the code of its class is not executed",
+            file=file,
+            expected=f"action_space: {number} actions",
+            found=f"{outputs} outputs",
+            hint=conversion_hint(file),
+        )
+    return "action_space" if type(number) is int and outputs == number else ""
+
+
+def _as_q_network(binding: RecognizedAgent, where: str) -> RecognizedAgent:
+    """Return the binding of a network whose outputs are values of discrete actions, as `where` states."""
     parts = tuple(part._replace(chooses=True) for part in binding.parts)
     facts = binding.facts
     if not facts.head or facts.head == "identity":
-        facts = facts.read("the network's name", head="argmax")
+        facts = facts.read(where, head="argmax")
     return replace(binding, parts=parts, facts=facts)
 
 
@@ -644,6 +676,9 @@ def _find_networks(groups: tuple[_TensorGroup, ...], prefix: Name = ()) -> list[
         children.setdefault(module.name[cut] if len(module.name) > cut else "", []).append(module)
     many = {name: child for name, child in children.items() if sum(map(_is_dense, child)) > 1}
     rest = [m for name, child in children.items() if name not in many for m in child]
+    whole = _CandidateNetwork(prefix, groups)
+    if len(children) > 2 and whole.streams is not None:
+        return [whole]
     if len(many) == 1 and not any(map(_is_dense, rest)):
         ((name, members),) = many.items()
         return _find_networks(tuple(members), (*prefix, name))
@@ -651,7 +686,7 @@ def _find_networks(groups: tuple[_TensorGroup, ...], prefix: Name = ()) -> list[
     # Without roles, equal numbered names, or those of a trunk and a head, are one network.
     alike = len({_NUMBERS.sub("#", name) for name in many}) == 1 or all(map(_TRUNK.search, many))
     if len(many) < 2 or (alike and not roles):
-        return [_CandidateNetwork(prefix, groups)]
+        return [whole]
     return [
         network
         for name, members in many.items()
@@ -675,11 +710,16 @@ def _are_q_networks(networks: Sequence[_CandidateNetwork], role: str, checkpoint
         return False
     root = checkpoint.tree.containers.get(())
     cls = (root.name or "").rpartition(".")[2] if root is not None else ""
-    around = (_to_snake_case(cls), os.path.basename(checkpoint.path).lower().partition(".")[0])
+    around = (
+        layer_connections.to_snake_case(cls),
+        os.path.basename(checkpoint.path).lower().partition(".")[0],
+    )
     for network in networks:
         if len(networks) > 1 and _SLOW.search("_".join(network.name).lower()):
             continue
-        words = [_to_snake_case(word) for word in network.name] or [*around]
+        if (streams := network.streams) is not None and streams.dueling:
+            continue
+        words = [layer_connections.to_snake_case(word) for word in network.name] or [*around]
         if not any(map(_VALUES_OF_ACTIONS.search, words)) and not (
             network.name and any(map(_VALUES_OF_ACTIONS.search, around))
         ):
@@ -692,10 +732,6 @@ def conversion_hint(path: str) -> str:
     name = f"{os.path.splitext(os.path.basename(path.rstrip('/')))[0]}-networks.pt"
     command = shlex.join(("ckpttool", "convert", urls.display_url(path), name))
     return f"{command} writes the networks for your own program"
-
-
-def _to_snake_case(word: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", word).lower()
 
 
 def _choose_policy(
@@ -769,8 +805,8 @@ def _choose_policy(
 
 def _find_ends(network: _CandidateNetwork) -> tuple[int | None, int | None]:
     """Return the number of inputs and of outputs of a network's dense layers, if only one is possible."""
-    layers = [layer for group in network.groups if _is_dense(group) and (layer := group.layer) is not None]
-    inputs, outputs = {layer.width_in for layer in layers}, {layer.width_out for layer in layers}
+    inputs = {layer.width_in for layer in network.dense}
+    outputs = {layer.width_out for layer in network.dense}
     first, last = inputs - outputs, outputs - inputs
     return (first.pop() if len(first) == 1 else None), (last.pop() if len(last) == 1 else -1)
 
@@ -885,8 +921,14 @@ def _collect_policy(
     notes: list[str] = []
     known = [layer for group in network.groups if (layer := group.layer) is not None]
     dense = [layer for layer in known if _is_dense(layer)]
+    side = network.streams.side if network.streams is not None else frozenset()
+    if side:
+        left = abbreviate_list(["/".join(layer.name) for layer in dense if layer.name in side], 4)
+        notes.append(f"left out: {left}, judging by the names the state's value, the same for all actions")
     for layer in known:
         name = "/".join(layer.name)
+        if layer.name in side:
+            continue
         if _is_dense(layer) and len(dense) > 1 and _is_deviation(layer, dense):
             notes.append(f"{name} is left out: the policy is deterministic")
         elif _is_dense(layer) and len(dense) > 1 and _is_side_head(layer, dense):
@@ -950,33 +992,31 @@ def _is_deviation(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> boo
 def _is_side_head(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> bool:
     """Return whether, by their names, a layer is a value head beside a policy head.
 
-    A name of actions may also be an input's: such a head has the value's input. The one value of a dueling
-    network is the same for all actions, which its advantages choose.
+    A name of actions may also be an input's: such a head has the value's input.
     """
     if not _is_critic(layer.name[-1:]):
         return False
     names = [(other.name[-1].lower(), other.width_in == layer.width_in) for other in dense if other.name]
     return any(
-        _POLICY.search(name)
-        or _MEAN.search(name)
-        or (beside and _ACTION_HEAD.search(name))
-        or (beside and layer.width_out == 1 and _ADVANTAGE.search(name))
+        _POLICY.search(name) or _MEAN.search(name) or (beside and _ACTION_HEAD.search(name))
         for name, beside in names
     )
 
 
-_ADVANTAGE = deferred.compile(r"(^|_)adv(antages?)?(_|$)")
 _ACTION_HEAD = deferred.compile(r"(^|_)(action|actions|logits|probs?)(_|$)")
 _MEAN = deferred.compile(r"(^|_)(mean|mu|loc)(_|$)")
 
 
 def _order_dense_layers(
-    layers: Sequence[ComponentLayer], file: str
+    layers: Sequence[ComponentLayer], file: str, streams: layer_connections.Streams | None
 ) -> tuple[tuple[ComponentLayer, ...], tuple[str, ...]]:
     """Return the dense layers as the only chain that sizes, and then numbers in names, allow, and why."""
     dense = [module for module in layers if _is_dense(module)]
     names = [module.name for module in dense]
-    orders, by_size = find_orders(names, [(m.width_in or 0, m.width_out or 0) for m in dense])
+    if streams is not None and {*streams.order} == {*names}:
+        orders, by_size = [tuple(map(names.index, streams.order))], streams.by_size
+    else:
+        orders, by_size = find_orders(names, [(m.width_in or 0, m.width_out or 0) for m in dense])
     if not orders:
         raise UsageError(
             "the dense layers do not form a chain",
@@ -1207,7 +1247,7 @@ def _bind_steps(
         low, high = listed.bounds(width_ or 1)
         facts = facts.read(f"{listed.origin} {OUTPUT_RANGE}", action_low=low, action_high=high)
     assumed, notes, title = lines
-    return _make_agent(chain, facts, action_map, assumed, (*notes, *listed.notes), title)
+    return _make_agent(chain, facts, action_map, (*assumed, *listed.assumed), notes, title)
 
 
 def _bind_traced(

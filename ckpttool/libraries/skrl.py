@@ -22,9 +22,9 @@ from dataclasses import replace
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Leaf, Path, Tree, attr, key
-from ckpttool.libraries import schema
+from ckpttool.libraries import layer_connections, schema
 from ckpttool.libraries.binding import bind
-from ckpttool.libraries.recognize import LayoutTable
+from ckpttool.libraries.recognize import LayoutTable, list_display_names
 from ckpttool.libraries.schema import AgentMetadata, ObservationNormalizer, RecognizedAgent
 from ckpttool.libraries.write import (
     LayerNames,
@@ -90,8 +90,6 @@ _PREPROCESSORS = ("observation_preprocessor", "state_preprocessor")
 _EVIDENCE = frozenset(
     ("target_policy", "critic_1", "target_critic", "policy_optimizer", "value_preprocessor", *_PREPROCESSORS)
 )
-# One model for both roles (skrl/utils/model_instantiators/torch/shared.py): saved twice, under both names.
-_SHARED = "value_layer"
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name is no evidence
@@ -112,13 +110,14 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     if preprocessor is not None:
         tensors = {f"{preprocessor}/{name}": f"normalizer/{target}" for name, target in _STATISTICS.items()}
         table = replace(table, tensors={**table.tensors, **tensors})
-    if any(name.startswith(f"policy/{_SHARED}/") for name in tree.names.values()):
-        tree = _drop_other_role(tree)
+    shared = _find_shared_head(tree)
+    if shared is not None:
+        tree = _drop_other_role(tree, shared)
     binding = bind(tree, table)
     # A Gaussian policy has a log standard deviation, its own or a head; without one the outputs are logits.
     categorical = (
         binding is not None
-        and has_value_network(binding)
+        and (shared is not None or has_value_network(binding))
         and any(part.component == "actor" for part in binding.parts)
         and all(move.target[:2] != (attr("actor"), attr("log_std")) for move in binding.moves.moves)
         and not binding.unplaced.get("actor")
@@ -135,12 +134,27 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     return replace(binding, facts=binding.facts.read(preprocessor, norm=norm))
 
 
-def _drop_other_role(tree: Tree) -> Tree:
-    """Return the tree without a shared model's other role: all layers but the last are the policy's."""
+def _find_shared_head(tree: Tree) -> str | None:
+    """Return the module of the value's own layers in one model for both roles, None for two models.
+
+    It is saved twice, under both names: `value_layer` of skrl/utils/model_instantiators/torch/shared.py, or a
+    class of the user's own.
+    """
+    names = [name.partition("/") for name in list_display_names(tree)]
+    policy, value = ({name for top, _, name in names if top == role} for role in ("policy", "value"))
+    if value and value != policy:
+        return None
+    modules = {name.partition("/")[0] for name in policy if "/" in name}
+    heads = [module for module in modules if layer_connections.find_stream([module]) is False]
+    return heads[0] if len(heads) == 1 and len(modules) > 2 else None
+
+
+def _drop_other_role(tree: Tree, head: str) -> Tree:
+    """Return the tree without a shared model's other role, whose own layers are those of `head`."""
     kept = {
         path: leaf
         for path, leaf in tree.items()
-        if path[0].value != "value" and not tree.names[path].startswith(f"policy/{_SHARED}/")
+        if path[0].value != "value" and not tree.names[path].startswith(f"policy/{head}/")
     }
     return Tree(kept, {}, tree.containers)
 

@@ -80,7 +80,7 @@ def group_by_module(
     """
     root = ModuleSummary("", "", None)
     modules = {"": root}
-    deepest = limits.current().path_depth
+    deepest = limits.current().deepest_path
     for path, row in rows:
         at, _, name = path.rpartition("/")
         holder = modules.get(at) or _make_module(modules, at, deepest)
