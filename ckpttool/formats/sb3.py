@@ -36,7 +36,7 @@ from ckpttool.encodings.archives import ZipWriter
 from ckpttool.encodings.pickle_values import Array, Global, PickleObject, dumps
 from ckpttool.formats import child_process, pickles, tensor_bytes, torch_legacy
 from ckpttool.formats.file_listing import FileListing, join_trees
-from ckpttool.formats.name_roles import PickledArrayRole, role_by_name
+from ckpttool.formats.name_roles import TensorRole, role_by_name
 from ckpttool.formats.pickle_signatures import find_pickle_format
 from ckpttool.formats.pickles import (
     SERIALIZED,
@@ -278,11 +278,11 @@ def _merge_parts(states: Tree, walk: PickleWalk, system: Mapping[Path, ValueLeaf
     )
 
 
-def _sb3_role(path: Path, dtype: str, shape: Shape) -> PickledArrayRole:  # noqa: ARG001 - the contract's
+def _sb3_role(path: Path, dtype: str, shape: Shape) -> TensorRole:  # noqa: ARG001 - the contract's
     # sbx stores whole networks in the settings (flax/training/train_state.py, TrainState).
     names = [step.value for step in path]
     trained = "params" in names or "target_params" in names
-    return PickledArrayRole("parameter" if dtype and trained and "opt_state" not in names else "other")
+    return TensorRole("parameter" if dtype and trained and "opt_state" not in names else "other")
 
 
 def _text(members: Sb3Members, name: str) -> str | None:
@@ -656,15 +656,15 @@ def _set_variable_key(leaf: Leaf | ValueLeaf, names: Mapping[str, str]) -> Leaf 
     return replace(leaf, key=names[leaf.key]) if isinstance(leaf, Leaf) else leaf
 
 
-def _sb2_role(path: Path, dtype: str, shape: Shape) -> PickledArrayRole:
+def _sb2_role(path: Path, dtype: str, shape: Shape) -> TensorRole:
     """Return the role in settings ("other"), in an unnamed list of variables, or in saved statistics."""
     last = path[-1] if path else None
     if path[:1] == _PARAMS and dtype:
-        return PickledArrayRole(role_by_name(path, "", dtype, shape))
+        return TensorRole(role_by_name(path, "", dtype, shape))
     # stable_baselines/common/running_mean_std.py, RunningMeanStd, which VecNormalize saves.
     if path[:1] != (_DATA,) and last is not None and last.value in ("mean", "var"):
-        return PickledArrayRole("buffer")
-    return PickledArrayRole("other")
+        return TensorRole("buffer")
+    return TensorRole("other")
 
 
 def _sb2_policy(data: Mapping[Any, Any]) -> tuple[str, ...]:
