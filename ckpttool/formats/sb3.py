@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path as Folder
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ckpttool.core import filesystem, limits, search_paths
 from ckpttool.core.checkpoint import Checkpoint, Integrity
@@ -49,6 +49,9 @@ from ckpttool.formats.pickles import (
 )
 from ckpttool.formats.probe import OutputFile, Probe, WritingFormatDefinition
 from ckpttool.formats.tf_common import VariableInfo, tree_by_name
+
+if TYPE_CHECKING:
+    from ckpttool.formats.sb3_child import AgentRequest, StateEntry
 
 NAME = "stable_baselines3"
 TITLE = "Stable-Baselines3 agent (zip)"
@@ -368,7 +371,7 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
     return (OutputFile("", lambda stream: _write_sb3(tree, requested, stream)),)
 
 
-def build_request(tree: Tree) -> dict[str, Any]:
+def build_request(tree: Tree) -> AgentRequest:
     """Return what to build: algorithm, sizes, spaces (their small tensors are read), counters.
 
     Raise UnsupportedError if the tree is not an agent of the library.
@@ -407,7 +410,7 @@ def _algorithm(tree: Tree, kind: _PolicyKind, arguments: Mapping[str, Any]) -> s
     return "A2C" if (kind.algorithm, root_mean_square) == ("PPO", True) else kind.algorithm
 
 
-def _action_space(tree: Tree) -> dict[str, Any]:
+def _action_space(tree: Tree) -> dict[str, list[Any]]:
     """Return the arguments of a Box, a Discrete or a MultiDiscrete space."""
     for name in ("n", "nvec"):
         counts = _list_values(tree, "action_space", attr(name))
@@ -446,13 +449,13 @@ def _entries(tree: Tree) -> Iterator[tuple[Path, Leaf | ValueLeaf]]:
             yield from ((alias.path, leaf) for alias in tree.aliases.get(path, ()))
 
 
-def _write_sb3(tree: Tree, requested: dict[str, Any], stream: IO[bytes]) -> None:
+def _write_sb3(tree: Tree, requested: AgentRequest, stream: IO[bytes]) -> None:
     with tempfile.TemporaryDirectory(prefix="ckpttool-") as name:
         folder = Folder(name)
-        entries = []
+        entries: list[StateEntry] = []
         with open(folder / "tensors.bin", "wb") as tensors:
             for path, leaf in _entries(tree):
-                what: dict[str, Any] = {"path": [[step.kind, step.value] for step in path]}
+                what: StateEntry = {"path": [[step.kind, step.value] for step in path]}
                 if isinstance(leaf, Leaf):
                     what |= {"dtype": leaf.dtype, "shape": list(leaf.shape), "offset": tensors.tell()}
                     tensors.write(leaf.read())
