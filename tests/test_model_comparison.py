@@ -321,6 +321,23 @@ def test_a_programs_own_methods_and_shared_modules_are_followed() -> None:
 
 
 @pytest.mark.torch
+def test_a_recorded_layer_spans_the_values_that_it_computes() -> None:
+    import torch
+
+    runner = model_child.wrap_model(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.GELU()))
+    recorder = model_runner.OperationRecorder()
+    assert runner.record_operations(recorder, ["x"], [np.ones((4, 3), np.float32)], exact=False) == "torch"
+    linear, gelu, model = recorder.recorded
+    assert [row["path"] for row in (linear, gelu, model)] == ["0", "1", "(model)"]
+    assert (gelu["given"], model["given"], model["made"]) == (linear["made"], linear["given"], gelu["made"])
+    for row in (linear, gelu, model):
+        made = {number for operation in recorder.operations for number in operation["made"]}
+        inside = made & {*range(row["start"], row["end"])}
+        assert inside >= {*row["made"]}
+    assert linear["end"] <= gelu["start"]
+
+
+@pytest.mark.torch
 def test_what_a_layer_returns_and_the_next_receives_is_written_once(tmp_path: Path) -> None:
     import torch
 
