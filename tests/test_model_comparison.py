@@ -321,6 +321,32 @@ def test_a_programs_own_methods_and_shared_modules_are_followed() -> None:
 
 
 @pytest.mark.torch
+def test_a_call_has_the_keywords_that_a_layer_gets() -> None:
+    import torch
+
+    class Scaled(torch.nn.Linear):
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return super().forward(x) * scale
+
+    class Caller(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Scaled(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x, scale=0.5)
+
+    runner, recorder = model_child.wrap_model(Caller()), model_runner.CallRecorder()
+    with runner.observe(recorder):
+        runner.call(["x"], [np.ones((4, 3), np.float32)])
+    inner = next(call for call in recorder.calls if call["path"] == "inner")
+    assert inner["options"] == {"scale": 0.5}
+    layers = [{**layer, "tensors": []} for layer in runner.layers()]
+    (called,) = (layer for layer in causes.called_layers(layers, [inner]) if layer.path == "inner")
+    assert called.settings["scale"] == 0.5
+
+
+@pytest.mark.torch
 def test_a_recorded_layer_spans_the_values_that_it_computes() -> None:
     import torch
 
