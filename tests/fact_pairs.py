@@ -386,11 +386,6 @@ KERAS = {
     ),
     **_LAYERS,
 }
-# Models of Keras 2 (tf_keras) in `.h5`: no settings that only Keras 3 has.
-KERAS_2_ONLY = {
-    "sin": _mlp(lambda _: _tensorflow().math.sin),
-    "leaky function": _mlp(lambda _: _tensorflow().nn.leaky_relu),
-}
 KERAS_LEGACY = {
     "mlp": Family(
         (6,),

@@ -417,7 +417,7 @@ def test_an_error_that_an_interruption_made_is_the_interruption(
         finally:
             raise RuntimeError("release unlocked lock")
 
-    monkeypatch.setattr("ckpttool.conversion.conversion.run_conversion", stopped)
+    monkeypatch.setattr("ckpttool.conversion.format_conversion.run_conversion", stopped)
     ran = in_process("convert", TF_SAMPLE, tmp_path / "x.pt")
     golden(ran)
 

@@ -280,7 +280,6 @@ def test_8000_storages_are_listed_quickly(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------ refusing
 
-UNTYPED = Global("torch.storage", "UntypedStorage")
 WRONG: dict[str, bytes] = {
     "another magic number": written(1, {}, start=(MAGIC + 1, PROTOCOL, SYS_INFO)),
     "too few elements": written(tensor(storage(count=5))),

@@ -27,6 +27,7 @@ import yaml
 
 from ckpttool.commands.check import CheckOptions, CheckResult, check
 from ckpttool.commands.doctor import diagnose
+from ckpttool.conversion.write import save
 from ckpttool.core import File, code_references, filesystem
 from ckpttool.encodings import Global, PickleObject, dumps, pickle_reader
 from ckpttool.formats import (
@@ -38,6 +39,7 @@ from ckpttool.formats import (
     tf_operations,
 )
 from ckpttool.listing import candidates
+from ckpttool.testing import build_tree
 from tests.bundle_writer import field
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, zipped
 from tests.hostile import crafted_onnx
@@ -646,6 +648,22 @@ def test_what_another_loader_would_run_is_told_everywhere(tmp_path: Path, name: 
     assert reference in names if reference else checkpoint.unjudged
     assert in_process("inspect", path).out.startswith(("RUNS CODE: ", "NEEDS CLASSES: ", "NOT CHECKED: "))
     assert in_process("inspect", path, "--strict").status == 1
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_code_is_located_in_its_file(shards: int, tmp_path: Path) -> None:
+    """The last tensor of the last file is an archive with a pickle that runs code."""
+    files = [f"model-{number:05}-of-{shards:05}.safetensors" for number in range(1, shards + 1)]
+    contents = [*[bytes(8)] * (shards - 1), zipped({"x.pkl": CALL + b"."})]
+    for number, (file, content) in enumerate(zip(files, contents, strict=True)):
+        save(build_tree({f"w{number}": np.frombuffer(content, "u1")}), str(tmp_path / file), "safetensors")
+    path = tmp_path / files[0]
+    if shards > 1:
+        path = tmp_path / "model.safetensors.index.json"
+        path.write_text(json.dumps({"weight_map": {f"w{number}": file for number, file in enumerate(files)}}))
+    references = detect.open_checkpoint(str(path)).code_references
+    locations = {reference.where for reference in references if reference.verdict == code_references.CODE}
+    assert locations == {f"{files[-1]}/x.pkl" if shards > 1 else "x.pkl"}
 
 
 def text(value: str) -> bytes:

@@ -111,7 +111,6 @@ TAKING = {
     *("vectorized_map", "while_loop"),
 }
 HELPERS = {"get", "serialize", "deserialize", "keras_export"}
-SERIALIZE = {"serialize_keras_object", "deserialize_keras_object", "clone_metric", "clone_metrics"}
 
 
 @pytest.fixture(scope="module")

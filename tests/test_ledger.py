@@ -9,6 +9,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -429,6 +430,14 @@ def test_a_file_of_statistics_beside_the_checkpoint(name: str, size: int, tmp_pa
     if size == 3:  # the hint works
         ran = in_process("eval", path, *WORDS, *str(entry.hint).split())
         assert ran.status == 0, ran.err
+
+
+def test_stated_statistics_settle_what_other_vectors_are(tmp_path: Path) -> None:
+    path = saved(tmp_path / "agent.pt", agent(offsets=MEAN))
+    (entry,) = (e for e in restore_agent(path, facts=GIVEN).ledger if e.use == "not used")
+    assert (entry.what, entry.where, entry.decides) == ("observation statistics", "offsets", True)
+    stated = replace(GIVEN, obs_norm={"mean": MEAN.tolist(), "var": VAR.tolist()})
+    assert [e for e in restore_agent(path, facts=stated).ledger if e.use == "not used"] == []
 
 
 def test_a_folder_of_many_files_hides_none_and_is_listed_once(

@@ -321,6 +321,48 @@ def test_a_programs_own_methods_and_shared_modules_are_followed() -> None:
 
 
 @pytest.mark.torch
+def test_a_call_has_the_keywords_that_a_layer_gets() -> None:
+    import torch
+
+    class Scaled(torch.nn.Linear):
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return super().forward(x) * scale
+
+    class Caller(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Scaled(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x, scale=0.5)
+
+    runner, recorder = model_child.wrap_model(Caller()), model_runner.CallRecorder()
+    with runner.observe(recorder):
+        runner.call(["x"], [np.ones((4, 3), np.float32)])
+    inner = next(call for call in recorder.calls if call["path"] == "inner")
+    assert inner["options"] == {"scale": 0.5}
+    layers = [{**layer, "tensors": []} for layer in runner.layers()]
+    (called,) = (layer for layer in causes.called_layers(layers, [inner]) if layer.path == "inner")
+    assert called.settings["scale"] == 0.5
+
+
+@pytest.mark.torch
+def test_a_recorded_layer_spans_the_values_that_it_computes() -> None:
+    import torch
+
+    runner = model_child.wrap_model(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.GELU()))
+    recorder = model_runner.OperationRecorder()
+    assert runner.record_operations(recorder, ["x"], [np.ones((4, 3), np.float32)], exact=False) == "torch"
+    linear, gelu, model = recorder.recorded
+    assert [row["path"] for row in (linear, gelu, model)] == ["0", "1", "(model)"]
+    assert (gelu["given"], model["given"], model["made"]) == (linear["made"], linear["given"], gelu["made"])
+    results = {number for operation in recorder.operations for number in operation["made"]}
+    for row in (linear, gelu, model):
+        assert {*row["made"]} <= results & {*range(row["start"], row["end"])}
+    assert linear["end"] <= gelu["start"]
+
+
+@pytest.mark.torch
 def test_what_a_layer_returns_and_the_next_receives_is_written_once(tmp_path: Path) -> None:
     import torch
 

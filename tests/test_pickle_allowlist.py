@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import bz2
-import enum
 import gzip
 import importlib
 import inspect
@@ -379,10 +378,6 @@ def test_a_file_of_names_that_is_none_is_refused(text: str | None, kind: str, tm
 # ------------------------------------------------------------------ no false alarms
 
 Pair = namedtuple("Pair", "a b")
-
-
-class Color(enum.Enum):
-    RED = 1
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -109,7 +109,7 @@ def convert(
     .cleanrl_model, .d3, .safetensors, .npz and .onnx.
     """
     _import_numpy()
-    from ckpttool.conversion.conversion import run_conversion
+    from ckpttool.conversion.format_conversion import run_conversion
     from ckpttool.conversion.targets import infer_target_word
 
     if output.verbose and output.quiet:

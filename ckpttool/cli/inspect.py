@@ -30,9 +30,6 @@ from ckpttool.cli.parameters import (
 from ckpttool.cli.progress import show_progress
 from ckpttool.cli.styles import wrap_sentence
 from ckpttool.commands.inspect import summary
-from ckpttool.commands.plugin_rows import list_plugins
-from ckpttool.commands.schemas import list_schemas
-from ckpttool.commands.schemas import schema as read_schema
 from ckpttool.core import filesystem, urls
 from ckpttool.core import limits as parser_limits
 from ckpttool.core.code_references import allowing
@@ -740,6 +737,8 @@ def limits(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG00
 
 
 def _print_plugins(kind: Any, *, as_json: bool) -> int:
+    from ckpttool.commands.plugin_rows import list_plugins
+
     plugins = list_plugins(kind)
     if as_json:
         console.print_document({kind: [row.document() for row in plugins]})
@@ -759,6 +758,9 @@ def schema(
     quiet: Quiet = False,  # noqa: ARG001
 ) -> int:
     """List the JSON Schemas of --json output, or print one to validate documents with."""
+    from ckpttool.commands.schemas import list_schemas
+    from ckpttool.commands.schemas import schema as read_schema
+
     if name is None:
         rows = list_schemas()
         if as_json:

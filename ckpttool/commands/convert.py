@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from ckpttool.conversion.conversion import run_conversion
+from ckpttool.conversion.format_conversion import run_conversion
 from ckpttool.conversion.option_keywords import takes_options
 from ckpttool.conversion.options import (
     MOVED,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,6 +39,10 @@ from ckpttool.verification.inputs import (
 from ckpttool.verification.output_comparison import RoundingBound, measure_output, pair_outputs
 from ckpttool.verification.sides import ModelHost, ModelSide
 from ckpttool.verification.two_models import ComparedModels, ModelClient, open_host
+
+if TYPE_CHECKING:
+    from ckpttool.networks.messages import InputRow
+    from ckpttool.networks.model_runner import Answer, Opened
 
 _MOST_TRIALS = 200
 _MOST_NUMBERS = 1 << 30  # that all trials together may assign
@@ -135,12 +139,16 @@ class _GraphHost:
         others = (input_ for input_ in inner if input_.name not in self._own)
         self._observed = replace(graph, outputs=(*graph.outputs, *others))
 
-    def request(self, do: str, **values: Any) -> dict[str, Any]:
+    def request(self, do: str, **values: Any) -> Answer:
         """Answer a request."""
         if do == "open":
             rows = [_input_row(input_) for input_ in self._graph.inputs]
-            known = [] if None in rows else rows
-            return {"inputs": known, "channels": "first" if self._framework == "torch" else "last"}
+            known = [row for row in rows if row is not None]
+            whole = len(known) == len(rows)
+            return {
+                "inputs": known if whole else [],
+                "channels": "first" if self._framework == "torch" else "last",
+            }
         if do == "prepare":
             if len(values["inputs"]) != len(self._graph.inputs):
                 raise UsageError("the models have different numbers of inputs")
@@ -229,7 +237,7 @@ _MOST_ORDERS = 24
 _DEPTH = 8
 
 
-def _input_row(value: Value) -> dict[str, Any] | None:
+def _input_row(value: Value) -> InputRow | None:
     """Return an input of a graph as the process of a model describes it, None without a shape."""
     if value.shape is None or not value.shape:
         return None
@@ -238,7 +246,7 @@ def _input_row(value: Value) -> dict[str, Any] | None:
 
 
 def _pair_inputs(
-    opened: Sequence[Mapping[str, Any]], shapes: Sequence[Shape], shapes_b: Sequence[Shape]
+    opened: Sequence[Opened], shapes: Sequence[Shape], shapes_b: Sequence[Shape]
 ) -> list[InputPair]:
     """Return the pairs of inputs; a file may list them in another order, which their shapes show.
 

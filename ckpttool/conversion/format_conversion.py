@@ -1,4 +1,4 @@
-"""Convert a checkpoint to a format: known facts, plan, written target, proof and receipt."""
+"""Convert a checkpoint: the kind of conversion; to a format: facts, plan, target, proof and receipt."""
 
 from __future__ import annotations
 
@@ -10,13 +10,27 @@ from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 from ckpttool.conversion import receipt, write
-from ckpttool.conversion.options import STANDARD_OUTPUT, ConversionRequest
+from ckpttool.conversion.options import (
+    STANDARD_OUTPUT,
+    ConversionOptions,
+    ConversionRequest,
+    parse_request,
+    require_compatible,
+)
 from ckpttool.conversion.plan import ConversionPlan, ConversionResult, plan_conversion
 from ckpttool.conversion.reverse import ReverseRecord, record_reverse
-from ckpttool.conversion.targets import complete_hint, target_stem
+from ckpttool.conversion.targets import (
+    EXPORTS,
+    complete_hint,
+    complete_hints,
+    infer_target_word,
+    parse_target_kind,
+    sharded_kind,
+    target_stem,
+)
 from ckpttool.conversion.write import WriteOptions
 from ckpttool.core import plugins, sidecar, urls
-from ckpttool.core.atomic_write import Output, Progress, WorkerThread, require_new
+from ckpttool.core.atomic_write import Output, Progress, WorkerThread, ignore_progress, require_new
 from ckpttool.core.checkpoint import Checkpoint, keep_network_reads
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.digests import Digest, DigestRecorder
@@ -24,7 +38,7 @@ from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, 
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.tree import Path
 from ckpttool.evaluation import evidence, restore
-from ckpttool.evaluation.agent_facts import AgentFacts
+from ckpttool.evaluation.agent_facts import AgentFacts, add_environment
 from ckpttool.evaluation.restore import (
     VerifiedSidecar,
     agent_ledger,
@@ -442,3 +456,27 @@ class TargetWriter:
             stream.write(data)
 
         return [Output(file, put)]
+
+
+def run_conversion(
+    source: str, target: str, options: ConversionOptions, progress: Progress = ignore_progress
+) -> ConversionResult:
+    """Convert to a format, to ONNX or into a user's model, as the options state."""
+    with complete_hints(target):
+        exported = infer_target_word(target, options.to) in EXPORTS
+        require_compatible(options, exported=exported)
+        facts = add_environment(options.facts, options.env)
+        if exported:
+            # Exports import modules that no other conversion needs.
+            from ckpttool.conversion.export import export
+
+            return export(source, target, replace(options, facts=facts))
+        if options.like is not None:
+            # A model is matched layer by layer.
+            from ckpttool.conversion.filled_model import convert_into_model
+
+            return convert_into_model(source, target, options.like, options, progress)
+        kind = parse_target_kind(target, options.to)
+        spread = options.jobs is not None or options.ray is not None
+        kind = sharded_kind(target, kind, options.shard_size, options.shards, spread)
+        return convert_to_format(source, target, parse_request(kind, options), facts, progress)

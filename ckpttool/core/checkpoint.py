@@ -6,13 +6,13 @@ from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckpttool.core.code_references import CodeReference
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.source import File, KeptSource, Storage
 from ckpttool.core.text import clean
 from ckpttool.core.tree import Role, Tree
 
 if TYPE_CHECKING:
+    from ckpttool.core.code_references import CodeReference
     from ckpttool.core.handles import Branch, Handle
 
 

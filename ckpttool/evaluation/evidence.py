@@ -11,21 +11,19 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from ckpttool.core import deferred
+from ckpttool.core.deferred import DeferredModule
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, Topic
 from ckpttool.core.tree import Leaf, Path, Tree
 from ckpttool.evaluation.evidence_effect import ConversionUsage, PolicyUsage, make_entry
 from ckpttool.evaluation.side_files import list_folder_evidence
-from ckpttool.evaluation.vocabulary import (
-    OBSERVATION_STATISTICS,
-    SPECIAL_WEIGHTS,
-    AgentEvidence,
-    classify_topic,
-    find_weight_kind,
-)
 
 if TYPE_CHECKING:
     from ckpttool.core.checkpoint import Checkpoint
+    from ckpttool.evaluation import vocabulary
     from ckpttool.libraries.schema import RecognizedAgent
+else:
+    # Most checkpoints contain nothing but the agent.
+    vocabulary = DeferredModule("ckpttool.evaluation.vocabulary")
 
 # Names of vectors with one number per observation that are not statistics.
 _OBSERVATION = deferred.compile(
@@ -73,7 +71,9 @@ def unconverted_entries(
     )
     extents = frozenset(extent for leaf in matrices for extent in leaf.shape)
     normalised = any(
-        classify_topic(name) == OBSERVATION_STATISTICS and not _is_of_layer(name, written) for name in written
+        vocabulary.classify_topic(name) == vocabulary.OBSERVATION_STATISTICS
+        and not _is_of_layer(name, written)
+        for name in written
     )
     use = ConversionUsage(frozenset(written), extents, normalised)
     inside = _unconverted_evidence(checkpoint.tree, use, frozenset(kept))
@@ -95,8 +95,8 @@ def _unconverted_evidence(tree: Tree, use: ConversionUsage, kept: Collection[str
             continue
         above = name.rpartition("/")[0]
         ignored = isinstance(leaf, Leaf) and (leaf.role == "slot" or (above and above in modules))
-        what = None if ignored or _is_of_layer(name, names) else classify_topic(name)
-        entry = use.entry(AgentEvidence(what, name, leaf)) if what is not None else None
+        what = None if ignored or _is_of_layer(name, names) else vocabulary.classify_topic(name)
+        entry = use.entry(vocabulary.AgentEvidence(what, name, leaf)) if what is not None else None
         if entry is not None:
             modules.add(above)
             yield entry
@@ -114,7 +114,7 @@ def _module_evidence(tree: Tree, written: Collection[str]) -> Iterator[LedgerEnt
         name = tree.names.get(path)
         if name is None or name in written or leaf.role == "slot":
             continue
-        kind = find_weight_kind(name)
+        kind = vocabulary.find_weight_kind(name)
         if kind is not None:
             groups.setdefault(kind, {})[name] = leaf
     for (what, module), leaves in groups.items():
@@ -129,7 +129,7 @@ def _module_evidence(tree: Tree, written: Collection[str]) -> Iterator[LedgerEnt
 def _is_of_layer(name: str, names: Collection[str]) -> bool:
     """Return whether a tensor is a running statistic of a layer (a batch norm) that also has weights."""
     module, _, last = name.replace(".", "/").rpartition("/")
-    pattern = SPECIAL_WEIGHTS["running statistics"]
+    pattern = vocabulary.SPECIAL_WEIGHTS["running statistics"]
     if not pattern.fullmatch(last.lower()):
         return False
     start = f"{module}/" if module else ""
@@ -167,13 +167,13 @@ def _checkpoint_evidence(tree: Tree, binding: RecognizedAgent, facts: PolicyUsag
             continue
         if any(name == path or name.startswith(f"{path}/") for path in stated):
             continue
-        what = classify_topic(name)
+        what = vocabulary.classify_topic(name)
         if what is None or (path[:-1] in modules and isinstance(leaf, Leaf)):
             continue
         if what == "reward statistics" and _is_of_layer(name, names):
             continue  # a batch norm of a critic
         paths.add(path)
-        entry = facts.entry(AgentEvidence(what, name, leaf))
+        entry = facts.entry(vocabulary.AgentEvidence(what, name, leaf))
         if entry is not None:
             modules.add(path[:-1])
             yield entry
@@ -211,5 +211,5 @@ def _per_observation(
         if (numbers == first).all() and float(abs(first)) in (0, 1, math.inf):
             continue  # zero means, unit deviations or infinite limits have no effect
         hint = "if these are observation statistics, use --obs-norm FILE (with mean and var) to apply them"
-        evidence = AgentEvidence("observation statistics", name, leaf)
+        evidence = vocabulary.AgentEvidence("observation statistics", name, leaf)
         yield make_entry(evidence, decides=obs != actions, hint=hint)

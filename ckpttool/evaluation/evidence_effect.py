@@ -9,24 +9,18 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool.core import deferred
-from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.deferred import DeferredModule, NamedTuple
 from ckpttool.core.kinds import ACTIVATIONS
 from ckpttool.core.sidecar import LedgerEntry, Sidecar
 from ckpttool.core.tree import Leaf, Record
-from ckpttool.evaluation.vocabulary import (
-    OBSERVATION_STATISTICS,
-    OBSERVED,
-    OTHER_NETWORKS,
-    AgentEvidence,
-    activation_name,
-    is_empty,
-    is_limit,
-    last_word,
-    output_function,
-)
 
 if TYPE_CHECKING:
+    from ckpttool.evaluation import vocabulary
+    from ckpttool.evaluation.vocabulary import AgentEvidence
     from ckpttool.libraries.schema import RecognizedAgent
+else:
+    # Most checkpoints contain nothing but the agent.
+    vocabulary = DeferredModule("ckpttool.evaluation.vocabulary")
 
 
 _TANH = frozenset(("tanh", "affine", "unit_tanh", "tanh_clip_affine", "clip_tanh_affine"))
@@ -76,7 +70,7 @@ class ConversionUsage(NamedTuple):
 
     def entry(self, fact: AgentEvidence) -> LedgerEntry | None:
         """Return the entry for one piece of evidence, None if the weights do not depend on it."""
-        if fact.what != OBSERVATION_STATISTICS:
+        if fact.what != vocabulary.OBSERVATION_STATISTICS:
             return None
         if isinstance(fact.leaf, Leaf):
             return _statistics_tensor(fact, fact.leaf, self.observed, self.normalised, self.hint(None))
@@ -84,7 +78,9 @@ class ConversionUsage(NamedTuple):
             value = fact.plain
             named = value is True or (isinstance(value, str) and re.search("filter|norm", value, re.I))
             certain = (
-                value is True and re.search(rf"(^|_)({OBSERVED})(_|$)", last_word(fact.name)) is not None
+                value is True
+                and re.search(rf"(^|_)({vocabulary.OBSERVED})(_|$)", vocabulary.last_word(fact.name))
+                is not None
             )
             return make_entry(fact, decides=certain, hint=self.hint(None)) if named else None
         return None
@@ -108,7 +104,9 @@ class PolicyUsage(NamedTuple):
     def settled(self) -> bool:
         """Whether settings and tensors decide nothing more: the ledger has the statistics already."""
         lacks = self.binding.facts.lacks
-        return self.normalised or any(row.decides and row.what == OBSERVATION_STATISTICS for row in lacks)
+        return self.normalised or any(
+            row.decides and row.what == vocabulary.OBSERVATION_STATISTICS for row in lacks
+        )
 
     @property
     def observed(self) -> Collection[int]:
@@ -155,7 +153,7 @@ class PolicyUsage(NamedTuple):
         value = evidence.plain
         if isinstance(value, int | float) and not isinstance(value, bool):
             return self._scale(evidence, float(value))
-        if self.settled or is_empty(value) or not isinstance(value, bool | str):
+        if self.settled or vocabulary.is_empty(value) or not isinstance(value, bool | str):
             return None
         # A boolean or a filter's name; other texts are names of files and columns.
         if isinstance(value, str) and not re.search(r"filter|norm|true", value, re.IGNORECASE):
@@ -168,7 +166,7 @@ class PolicyUsage(NamedTuple):
 
     def _scale(self, evidence: AgentEvidence, value: float) -> LedgerEntry | None:
         """Return the entry for a number that scales or limits observations."""
-        last = last_word(evidence.name)
+        last = vocabulary.last_word(evidence.name)
         norm = self.known.obs_norm
         if "clip" in last:
             if not math.isfinite(value) or value <= 0 or (norm is not None and norm.get("clip") == value):
@@ -177,7 +175,7 @@ class PolicyUsage(NamedTuple):
             return make_entry(evidence, decides=norm is not None and own is not None and bool(own.assumed))
         if re.search("scal(e|es|ing)", last):
             return None if value in (0.0, 1.0) else make_entry(evidence, decides=norm is None)
-        return make_entry(evidence) if is_limit(evidence) and value != 0 else None
+        return make_entry(evidence) if vocabulary.is_limit(evidence) and value != 0 else None
 
     def _bounds(self, evidence: AgentEvidence) -> LedgerEntry | None:
         value = evidence.plain
@@ -202,9 +200,14 @@ class PolicyUsage(NamedTuple):
         return fact not in self.known.provenance or self.known.is_assumed(fact)
 
     def _activation(self, evidence: AgentEvidence) -> LedgerEntry | None:
-        name, used = activation_name(evidence.plain), set(self.known.activations or ())
+        name, used = vocabulary.activation_name(evidence.plain), set(self.known.activations or ())
         # A function after the last layer is the action map; settings of other networks are not played.
-        if name is None or not used or name in used or OTHER_NETWORKS.search(evidence.name.lower()):
+        if (
+            name is None
+            or not used
+            or name in used
+            or vocabulary.OTHER_NETWORKS.search(evidence.name.lower())
+        ):
             return None
         hint = f"--activation {name}" if name in ACTIVATIONS else None
         return make_entry(evidence, decides=True, hint=hint)
@@ -213,17 +216,21 @@ class PolicyUsage(NamedTuple):
         head, name = self.known.head, evidence.name.lower()
         if head is None or isinstance(evidence.leaf, Leaf) or re.search("critic|value|vf_|qf?_", name):
             return None
-        squashes = output_function(evidence.plain, last_word(name))
+        squashes = vocabulary.output_function(evidence.plain, vocabulary.last_word(name))
         if squashes is None or squashes == ("tanh" if head in _TANH else "linear"):
             return None
         return make_entry(evidence, decides=self._is_assumed("head"))
 
     def _architecture(self, fact: AgentEvidence) -> LedgerEntry | None:
         value = fact.plain
-        if is_empty(value) or not isinstance(value, bool | int | float | str) or isinstance(fact.leaf, Leaf):
+        if (
+            vocabulary.is_empty(value)
+            or not isinstance(value, bool | int | float | str)
+            or isinstance(fact.leaf, Leaf)
+        ):
             return None
         name = fact.name.lower()
-        normed = "norm" in name or last_word(name).removeprefix("use_") in ("ln", "bn")
+        normed = "norm" in name or vocabulary.last_word(name).removeprefix("use_") in ("ln", "bn")
         if "dropout" in name or (normed and (self.binding.norm_kind or self.binding.fronts)):
             return None  # dropout is inactive when an agent is played
         return make_entry(fact, decides=value is True and "critic" not in name)
@@ -231,15 +238,15 @@ class PolicyUsage(NamedTuple):
     def _wrapper(self, evidence: AgentEvidence) -> LedgerEntry | None:
         value = evidence.plain
         if (
-            is_empty(value)
+            vocabulary.is_empty(value)
             or isinstance(evidence.leaf, Leaf)
-            or (value == 1 and "delay" not in last_word(evidence.name))
+            or (value == 1 and "delay" not in vocabulary.last_word(evidence.name))
         ):
             return None
         named = str(value.name if isinstance(value, Record) else value)
-        if re.search("repeat|skip|delay", last_word(evidence.name)):
+        if re.search("repeat|skip|delay", vocabulary.last_word(evidence.name)):
             # A simulator's own frame skip is part of the environment.
-            certain = not re.search("frame_?skip", last_word(evidence.name))
+            certain = not re.search("frame_?skip", vocabulary.last_word(evidence.name))
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             return make_entry(evidence, decides=certain) if is_number else None
         own = {str(wrapper.get("name")) for wrapper in (self.known.env or {}).get("wrappers") or ()}
@@ -250,9 +257,9 @@ class PolicyUsage(NamedTuple):
     def _code(self, evidence: AgentEvidence) -> LedgerEntry | None:
         value = evidence.plain
         name = value.name if isinstance(value, Record) else value
-        if not isinstance(name, str) or is_empty(name):
+        if not isinstance(name, str) or vocabulary.is_empty(name):
             return None
-        last = last_word(evidence.name)
+        last = vocabulary.last_word(evidence.name)
         if last in ("_target_", "class_path", "class_name") and not _has_role(evidence.name, name):
             return None
         if "." not in name:
@@ -313,5 +320,5 @@ def _statistics_tensor(
     """Return the entry for a tensor of statistics; it decides if it has the size of an observation."""
     if leaf.size < 2 or "int" in leaf.dtype:
         return None
-    fits = not {*observed}.isdisjoint((leaf.size, *leaf.shape)) and not is_limit(evidence)
+    fits = not {*observed}.isdisjoint((leaf.size, *leaf.shape)) and not vocabulary.is_limit(evidence)
     return make_entry(evidence, decides=fits and not settled, hint=hint)

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 
 from ckpttool.core import deferred, filesystem, sidecar
 from ckpttool.core import text as documents
-from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.deferred import DeferredModule, NamedTuple
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.sidecar import LedgerEntry, Topic
 from ckpttool.evaluation.evidence_effect import ConversionUsage, PolicyUsage
-from ckpttool.evaluation.vocabulary import AgentEvidence, classify_topic
 
 if TYPE_CHECKING:
     from ckpttool.core.checkpoint import Checkpoint
+    from ckpttool.evaluation import vocabulary
+else:
+    # Most checkpoints contain nothing but the agent.
+    vocabulary = DeferredModule("ckpttool.evaluation.vocabulary")
 
 
 # Words in the names of statistics files beside a checkpoint, and of settings files.
@@ -267,9 +270,9 @@ def _settings_file(file: str, name: str, facts: PolicyUsage | ConversionUsage) -
         return  # any program may use this file name
     for path, leaf in tree.items():
         shown = "/".join(str(step.value) for step in path)
-        what = classify_topic(shown)
+        what = vocabulary.classify_topic(shown)
         if what is None:
             continue
-        entry = facts.entry(AgentEvidence(what, shown, leaf, name))
+        entry = facts.entry(vocabulary.AgentEvidence(what, shown, leaf, name))
         if entry is not None:
             yield entry

@@ -17,15 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ckpttool.core import atomic_write, deferred, dtypes, filesystem, limits, plugins, urls
 from ckpttool.core.atomic_write import is_hidden_name
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.code_references import (
-    CODE,
-    CodeReference,
-    apply_allowed,
-    merge_references,
-    relocate_references,
-    unsafe_references,
-)
-from ckpttool.core.deferred import NamedTuple
+from ckpttool.core.deferred import DeferredModule, NamedTuple
 from ckpttool.core.errors import CkpttoolError, FormatError, NotACheckpointError, UsageError, abbreviate_list
 from ckpttool.core.limits import Limits
 from ckpttool.core.source import DeflatedSpan, File, Span, Storage, StoragePart, StridedView, keep_open
@@ -35,6 +27,12 @@ from ckpttool.formats.probe import HEAD, Format, Probe
 
 if TYPE_CHECKING:
     import zipfile
+
+    from ckpttool.core import code_references
+    from ckpttool.core.code_references import CodeReference
+else:
+    # Most files refer to no code.
+    code_references = DeferredModule("ckpttool.core.code_references")
 
 
 # Locations of the model inside a run folder, regardless of other files: Spinning Up's `_pytorch_simple_save`
@@ -109,7 +107,9 @@ def read_location(location: CheckpointLocation) -> Checkpoint:
     except FormatError as error:  # of a helper that decodes bytes, without the file
         error.file = error.file or urls.display_url(location.location)
         raise
-    return replace(checkpoint, code_references=apply_allowed(checkpoint.code_references))
+    if not checkpoint.code_references:
+        return checkpoint
+    return replace(checkpoint, code_references=code_references.apply_allowed(checkpoint.code_references))
 
 
 def _add_location_notes(path: str, location: CheckpointLocation, checkpoint: Checkpoint) -> Checkpoint:
@@ -335,6 +335,10 @@ class CodeScan(NamedTuple):
     ambiguous: tuple[str, ...] = ()
 
 
+def _program(where: str) -> CodeReference:
+    return code_references.CodeReference(where, code_references.CODE, by="program")
+
+
 class _ContentReader(NamedTuple):
     """Bytes read from the start on demand; `size` is the maximum number to read.
 
@@ -352,7 +356,11 @@ def add_code_scan(checkpoint: Checkpoint) -> Checkpoint:
     if checkpoint.format in _WHOLE:
         return checkpoint
     references, unjudged = [], list(checkpoint.unjudged)
-    known = {reference.name for reference in unsafe_references(checkpoint.code_references)}
+    known = (
+        {reference.name for reference in code_references.unsafe_references(checkpoint.code_references)}
+        if checkpoint.code_references
+        else ()
+    )
     arrays = _array_storages(checkpoint)
     for file in checkpoint.files:
         scan = scan_for_code(
@@ -364,17 +372,16 @@ def add_code_scan(checkpoint: Checkpoint) -> Checkpoint:
             format=checkpoint.format,
         )
         name = "" if len(checkpoint.files) == 1 else os.path.basename(file.path)
-        references += [
-            name
-            for name in (relocate_references(scan.code_references, name) if name else scan.code_references)
-            if name.name not in known
-        ]
+        rows = scan.code_references
+        if rows and name:
+            rows = code_references.relocate_references(rows, name)
+        references += [row for row in rows if row.name not in known]
         unjudged += [f"{name}: {content}" if name else content for content in (*scan.unread, *scan.ambiguous)]
     if not references and not unjudged:
         return checkpoint
     return replace(
         checkpoint,
-        code_references=merge_references(checkpoint.code_references, references),
+        code_references=code_references.merge_references(checkpoint.code_references, references),
         unjudged=tuple(dict.fromkeys(unjudged)),
     )
 
@@ -479,7 +486,7 @@ class _CodeScanner:
     def other_formats(self, file: File, format: str) -> None:  # noqa: A002  # as in scan_for_code
         """Report a start or an end that another loader opens as a separate file, or that is a program."""
         if _starts_program(_file_content(file, 0, file.size)):
-            self.code_references.append(CodeReference(os.path.basename(file.path), CODE, by="program"))
+            self.code_references.append(_program(os.path.basename(file.path)))
         archive = _open_trailing_zip(file)
         if archive is not None:
             with archive:
@@ -555,13 +562,13 @@ class _CodeScanner:
             name, data = pickle_signatures.scan_head(content.start, content.size, _SMALL if marked else HEAD)
             if not marked and not pickle_signatures.is_pickle(name, data, content.size):
                 return None
-            acting, end = tuple(unsafe_references(name.code_references)), name.end
+            acting, end = tuple(code_references.unsafe_references(name.code_references)), name.end
         if end is None and pickle_signatures.JOBLIB in data:
             from ckpttool.formats.pickles import scan_joblib
 
             name = scan_joblib(self._all(content))
-            acting, end = tuple(unsafe_references(name.code_references)), name.end
-        self.code_references += relocate_references(acting, where) if where else acting
+            acting, end = tuple(code_references.unsafe_references(name.code_references)), name.end
+        self.code_references += code_references.relocate_references(acting, where) if where else acting
         return end or (0 if acting else None)
 
     def _member(
@@ -570,7 +577,7 @@ class _CodeScanner:
         """Scan a member of an archive; `where` is its whole name."""
         with self.reasons(where):
             if self.programs and _is_program(name, content):
-                self.code_references.append(CodeReference(where, CODE, by="program"))
+                self.code_references.append(_program(where))
             self.content(content, where, depth, alone=alone)
 
     def _array(self, head: bytes, content: _ContentReader, where: str) -> None:
@@ -613,7 +620,7 @@ class _CodeScanner:
             if storage or source in self.plain:
                 # No loader unpickles a storage, and a pickle of data is known to be one.
                 if self.programs and _starts_program(content):
-                    self.code_references.append(CodeReference(at, CODE, by="program"))
+                    self.code_references.append(_program(at))
             elif script and _COMPILED.fullmatch(name):
                 with self.reasons(at):
                     self.content(content, at, depth)
@@ -695,7 +702,7 @@ def _find_code(pickle: bytes, _: Limits) -> tuple[tuple[CodeReference, ...], int
     from ckpttool.encodings.pickle_reader import scan_pickle
 
     scan = scan_pickle(pickle)
-    return tuple(unsafe_references(scan.code_references)), scan.end
+    return tuple(code_references.unsafe_references(scan.code_references)), scan.end
 
 
 def _join_location(where: str, name: str) -> str:

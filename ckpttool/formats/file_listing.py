@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ckpttool.core import text as documents
 from ckpttool.core.checkpoint import Checkpoint, Integrity
-from ckpttool.core.code_references import CodeReference, merge_references, relocate_references
 from ckpttool.core.deferred import dataclass, field
 from ckpttool.core.errors import abbreviate_list
 from ckpttool.core.source import File, Storage
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Tree, ValueLeaf, key
+
+if TYPE_CHECKING:
+    from ckpttool.core.code_references import CodeReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,9 @@ def join_checkpoints(
 
     `settings` are additional trees of values that belong to the checkpoint.
     """
+    # A single file needs them only if it refers to code.
+    from ckpttool.core.code_references import merge_references, relocate_references
+
     trees = {key(member): one.tree for member, one in parts.items()}
     trees |= {key(member): tree for member, tree in (settings or {}).items()}
     files = tuple(parts.values())

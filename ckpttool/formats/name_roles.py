@@ -1,9 +1,19 @@
-"""The role of a tensor from its name alone: a weight, a buffer, a counter or other state."""
+"""The role of a tensor from its name and its neighbours: a weight, a buffer, a counter or other state."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.tree import Path, Role
+
+
+class TensorRole(NamedTuple):
+    """The role of a tensor; the fields are those of Leaf."""
+
+    role: Role
+    slot: str | None = None
+
 
 _STATISTICS = frozenset(
     ("moving_mean", "moving_variance", "moving_mean_squared", "moving_stddev", "renorm_mean", "renorm_stddev")
@@ -50,26 +60,63 @@ _MOMENTS = frozenset(("mean", "var"))
 _BESIDE_STATISTICS = frozenset(("observation_space", "action_space", "old_obs", "old_reward", "ret_rms"))
 
 
-class PickledArrayRole(NamedTuple):
-    """The role of a tensor; `of` and `slot` as in a Leaf."""
-
-    role: Role
-    of: Path | None = None
-    slot: str | None = None
-
-
 def dotted_name(path: Path) -> str:
     """Return the dotted name of a path."""
     return ".".join(str(step.value) for step in path)
 
 
-def role_by_last_name(path: Path, dtype: str, shape: tuple[int, ...]) -> PickledArrayRole:
+def role_by_last_name(path: Path, dtype: str, shape: tuple[int, ...]) -> TensorRole:
     """Return an array's role based on its name alone: weights, statistics (RunningMeanStd), or a counter."""
     last = path[-1].value if path else None
     if not dtype:
-        return PickledArrayRole("other")
+        return TensorRole("other")
     if last in _MOMENTS:
-        return PickledArrayRole("buffer")
+        return TensorRole("buffer")
     if not _BESIDE_STATISTICS.isdisjoint(step.value for step in path):
-        return PickledArrayRole("other")
-    return PickledArrayRole(role_by_name(path, dotted_name(path), dtype, shape))
+        return TensorRole("other")
+    return TensorRole(role_by_name(path, dotted_name(path), dtype, shape))
+
+
+# Buffer names of torch modules (torch/nn/modules/batchnorm.py).
+_BUFFERS: dict[object, Role] = {
+    "running_mean": "buffer",
+    "running_var": "buffer",
+    "num_batches_tracked": "counter",
+}
+
+
+def role_by_module_name(path: Path) -> Role | None:
+    """Return the role of a standard buffer or counter name in torch modules; None for other names."""
+    last = path[-1].value if path else None
+    return _BUFFERS.get(last.rpartition(".")[2]) if isinstance(last, str) else None
+
+
+def find_optimizers(paths: Iterable[Path]) -> frozenset[Path]:
+    """Return the paths of optimizer state_dicts (torch/optim/optimizer.py): `state` and `param_groups`.
+
+    Also handle those that torch.distributed.checkpoint.state_dict flattened into names like
+    `state.l1.weight.exp_avg`.
+    """
+    groups: dict[Path, set[str]] = {}
+    for path in paths:
+        for depth, step in enumerate(path):
+            first = str(step.value).partition(".")[0]
+            if step.kind == "key" and first in ("state", "param_groups"):
+                groups.setdefault(path[:depth], set()).add(first)
+    return frozenset(top for top, names in groups.items() if len(names) == 2)
+
+
+def tensor_role(path: Path, known: Collection[Path]) -> TensorRole:
+    """Return the role of the tensor at the path; `known` are the optimizer paths."""
+    for depth in range(len(path)):
+        if path[:depth] in known:
+            return _optimizer_role(path[depth:])
+    return TensorRole(role_by_module_name(path) or "parameter")
+
+
+def _optimizer_role(path: Path) -> TensorRole:
+    if str(path[0].value).partition(".")[0] != "state":
+        return TensorRole("other")
+    last = str(path[-1].value)
+    name = last.rpartition(".")[2] if len(path) == 1 else last
+    return TensorRole("counter") if name == "step" else TensorRole("slot", name)

@@ -27,7 +27,7 @@ from ckpttool.core.errors import (
 from ckpttool.core.source import Buffer, File, Inline, Source, Span
 from ckpttool.core.tree import Container, Leaf, Path, Record, Role, Tree, ValueLeaf, attr, key
 from ckpttool.encodings import protobuf
-from ckpttool.formats import tensor_bytes, torch_roles
+from ckpttool.formats import name_roles, tensor_bytes
 from ckpttool.formats.probe import Probe
 
 NAME = "onnx"
@@ -970,7 +970,7 @@ def _role(path: Path, row: _ElementType, tensor: OnnxTensor, count: int, *, cons
     """Return the role of a constant: shapes, axes and single numbers are operator settings."""
     if not tensor.dims or row.name in ("int64", "bool", "string") or (constant and count < 2):
         return "other"
-    return torch_roles.role_by_module_name(path[-1:]) or "parameter"
+    return name_roles.role_by_module_name(path[-1:]) or "parameter"
 
 
 def _stored_size(row: _ElementType, count: int) -> int:

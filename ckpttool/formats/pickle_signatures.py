@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from ckpttool.core import deferred, filesystem
-from ckpttool.core.code_references import CODE
 from ckpttool.formats.probe import HEAD, Probe
 
 if TYPE_CHECKING:
@@ -130,6 +129,8 @@ def is_pickle(scan: PickleScan, data: bytes, size: int) -> bool:
     names = [reference.name for reference in scan.code_references]
     real = bool(names) and all(map(_NAME.fullmatch, names))
     if scan.end is None:
+        from ckpttool.core.code_references import CODE  # most files are no pickles
+
         return real and any(name.verdict == CODE and name.calls for name in scan.code_references)
     if names:
         return real

@@ -31,7 +31,7 @@ from ckpttool.core.tree import (
     index,
     key,
 )
-from ckpttool.encodings import npy, pickle_values
+from ckpttool.encodings import pickle_values
 from ckpttool.encodings.pickle_values import (
     CONTAINERS,
     Array,
@@ -47,7 +47,7 @@ from ckpttool.encodings.pickle_values import (
     is_plain,
 )
 from ckpttool.formats import pickle_signatures, tensor_bytes
-from ckpttool.formats.name_roles import PickledArrayRole, dotted_name
+from ckpttool.formats.name_roles import TensorRole, dotted_name
 
 if TYPE_CHECKING:
     from ckpttool.encodings import pickle_reader
@@ -315,6 +315,8 @@ def load_pickle(
 
 def array_source(parts: ArrayContents, pickled: LoadedPickle) -> Source:
     """Return the source of the array's bytes, in C order and little-endian; its type must be supported."""
+    from ckpttool.encodings import npy  # most pickles contain no arrays
+
     data = parts.data
     if isinstance(data, StoredBytes) and pickled.file is not None:
         body: Span | Inline = Span(pickled.file, pickled.base + data.at, data.length)
@@ -630,7 +632,7 @@ def _state(state: Any) -> Iterator[tuple[PathStep, Any, Via]]:
 
 
 # Determine the role of an array or number at a path from its dtype and shape ("" and () for a number).
-Uses = Callable[[Path, str, tuple[int, ...]], PickledArrayRole]
+Uses = Callable[[Path, str, tuple[int, ...]], TensorRole]
 
 
 class PickleWalk(PickleTraversal[None]):
@@ -698,7 +700,6 @@ class PickleWalk(PickleTraversal[None]):
                 source=array_source(parts, self._pickled),
                 key=self._unique(path),
                 role=use.role,
-                of=use.of,
                 slot=use.slot,
             )
 

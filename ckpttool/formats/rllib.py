@@ -20,7 +20,7 @@ from ckpttool.encodings import pickle_values
 from ckpttool.encodings.pickle_values import Global, PickleObject, StoredBytes, dumps
 from ckpttool.formats import pickles
 from ckpttool.formats.file_listing import FileListing
-from ckpttool.formats.name_roles import PickledArrayRole, role_by_name
+from ckpttool.formats.name_roles import TensorRole, role_by_name
 from ckpttool.formats.pickle_signatures import CHECKPOINT, find_pickle_format
 from ckpttool.formats.pickles import LoadedPickle, PickleWalk, load_pickle, load_pickle_file
 from ckpttool.formats.probe import OutputFile, Probe
@@ -70,7 +70,7 @@ _PUSHES = frozenset(("_n", "n", "num_pushes"))
 _COUNTERS = frozenset(("counters", "global_timestep", "_counters", "timesteps_total", "iteration"))
 
 
-def rllib_role(path: Path, dtype: str, shape: Shape) -> PickledArrayRole:
+def rllib_role(path: Path, dtype: str, shape: Shape) -> TensorRole:
     """Return the role of an array (or, without a type, a number) based on its path.
 
     Sources in github.com/ray-project/ray: rllib/utils/filter.py (`MeanStdFilter`, `RunningStat`),
@@ -79,28 +79,24 @@ def rllib_role(path: Path, dtype: str, shape: Shape) -> PickledArrayRole:
     steps: list[object] = [step.value for step in path]
     last = steps[-1] if steps else None
     if "local_replay_buffer" in steps:
-        return PickledArrayRole("replay")
+        return TensorRole("replay")
     if not dtype:
         counts = last in _PUSHES and "filters" in steps
-        return PickledArrayRole("counter" if counts or not _COUNTERS.isdisjoint(steps) else "other")
+        return TensorRole("counter" if counts or not _COUNTERS.isdisjoint(steps) else "other")
     if _OPTIMIZER in steps:
         return _optimizer_role(steps[steps.index(_OPTIMIZER) + 1 :])
     if last in _STATISTICS:
-        return PickledArrayRole("buffer")
+        return TensorRole("buffer")
     if not _COUNTERS.isdisjoint(steps) and not shape:
-        return PickledArrayRole("counter")
-    return PickledArrayRole(role_by_name(path, "", dtype, shape) if _is_weight(steps) else "other")
+        return TensorRole("counter")
+    return TensorRole(role_by_name(path, "", dtype, shape) if _is_weight(steps) else "other")
 
 
-def _optimizer_role(steps: list[object]) -> PickledArrayRole:
+def _optimizer_role(steps: list[object]) -> TensorRole:
     # A PyTorch policy stores its optimizers' state_dicts: [N]["state"][parameter number][name].
     if len(steps) == 4 and steps[1] == "state":
-        return (
-            PickledArrayRole("counter")
-            if steps[3] == "step"
-            else PickledArrayRole("slot", None, str(steps[3]))
-        )
-    return PickledArrayRole("other")
+        return TensorRole("counter") if steps[3] == "step" else TensorRole("slot", str(steps[3]))
+    return TensorRole("other")
 
 
 def _is_weight(steps: list[object]) -> bool:

@@ -15,7 +15,7 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
 from ckpttool.core.source import File, Shape, Source, Span
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, display, key
-from ckpttool.formats import embedded_tree, tensor_bytes, torch_roles
+from ckpttool.formats import embedded_tree, name_roles, tensor_bytes
 from ckpttool.formats.file_listing import FileListing
 from ckpttool.formats.probe import OutputFile, Probe
 
@@ -286,7 +286,7 @@ def _entry_leaf(file: File, name: str, entry: SafetensorsEntry) -> Leaf | ValueL
 
 def tensor_leaf(name: str, dtype: str, shape: Shape, source: Source) -> Leaf:
     """Return a tensor for which the file records nothing more than this."""
-    return Leaf(dtype, shape, source, name, torch_roles.role_by_module_name((key(name),)) or "parameter")
+    return Leaf(dtype, shape, source, name, name_roles.role_by_module_name((key(name),)) or "parameter")
 
 
 def _notes(tree: Tree, entries: Mapping[str, SafetensorsEntry]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path as Folder
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ckpttool.core import filesystem, limits, search_paths
 from ckpttool.core.checkpoint import Checkpoint, Integrity
@@ -36,7 +36,7 @@ from ckpttool.encodings.archives import ZipWriter
 from ckpttool.encodings.pickle_values import Array, Global, PickleObject, dumps
 from ckpttool.formats import child_process, pickles, tensor_bytes, torch_legacy
 from ckpttool.formats.file_listing import FileListing, join_trees
-from ckpttool.formats.name_roles import PickledArrayRole, role_by_name
+from ckpttool.formats.name_roles import TensorRole, role_by_name
 from ckpttool.formats.pickle_signatures import find_pickle_format
 from ckpttool.formats.pickles import (
     SERIALIZED,
@@ -49,6 +49,9 @@ from ckpttool.formats.pickles import (
 )
 from ckpttool.formats.probe import OutputFile, Probe, WritingFormatDefinition
 from ckpttool.formats.tf_common import VariableInfo, tree_by_name
+
+if TYPE_CHECKING:
+    from ckpttool.formats.sb3_child import AgentRequest, StateEntry
 
 NAME = "stable_baselines3"
 TITLE = "Stable-Baselines3 agent (zip)"
@@ -278,11 +281,11 @@ def _merge_parts(states: Tree, walk: PickleWalk, system: Mapping[Path, ValueLeaf
     )
 
 
-def _sb3_role(path: Path, dtype: str, shape: Shape) -> PickledArrayRole:  # noqa: ARG001 - the contract's
+def _sb3_role(path: Path, dtype: str, shape: Shape) -> TensorRole:  # noqa: ARG001 - the contract's
     # sbx stores whole networks in the settings (flax/training/train_state.py, TrainState).
     names = [step.value for step in path]
     trained = "params" in names or "target_params" in names
-    return PickledArrayRole("parameter" if dtype and trained and "opt_state" not in names else "other")
+    return TensorRole("parameter" if dtype and trained and "opt_state" not in names else "other")
 
 
 def _text(members: Sb3Members, name: str) -> str | None:
@@ -368,7 +371,7 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
     return (OutputFile("", lambda stream: _write_sb3(tree, requested, stream)),)
 
 
-def build_request(tree: Tree) -> dict[str, Any]:
+def build_request(tree: Tree) -> AgentRequest:
     """Return what to build: algorithm, sizes, spaces (their small tensors are read), counters.
 
     Raise UnsupportedError if the tree is not an agent of the library.
@@ -407,7 +410,7 @@ def _algorithm(tree: Tree, kind: _PolicyKind, arguments: Mapping[str, Any]) -> s
     return "A2C" if (kind.algorithm, root_mean_square) == ("PPO", True) else kind.algorithm
 
 
-def _action_space(tree: Tree) -> dict[str, Any]:
+def _action_space(tree: Tree) -> dict[str, list[Any]]:
     """Return the arguments of a Box, a Discrete or a MultiDiscrete space."""
     for name in ("n", "nvec"):
         counts = _list_values(tree, "action_space", attr(name))
@@ -446,13 +449,13 @@ def _entries(tree: Tree) -> Iterator[tuple[Path, Leaf | ValueLeaf]]:
             yield from ((alias.path, leaf) for alias in tree.aliases.get(path, ()))
 
 
-def _write_sb3(tree: Tree, requested: dict[str, Any], stream: IO[bytes]) -> None:
+def _write_sb3(tree: Tree, requested: AgentRequest, stream: IO[bytes]) -> None:
     with tempfile.TemporaryDirectory(prefix="ckpttool-") as name:
         folder = Folder(name)
-        entries = []
+        entries: list[StateEntry] = []
         with open(folder / "tensors.bin", "wb") as tensors:
             for path, leaf in _entries(tree):
-                what: dict[str, Any] = {"path": [[step.kind, step.value] for step in path]}
+                what: StateEntry = {"path": [[step.kind, step.value] for step in path]}
                 if isinstance(leaf, Leaf):
                     what |= {"dtype": leaf.dtype, "shape": list(leaf.shape), "offset": tensors.tell()}
                     tensors.write(leaf.read())
@@ -656,15 +659,15 @@ def _set_variable_key(leaf: Leaf | ValueLeaf, names: Mapping[str, str]) -> Leaf 
     return replace(leaf, key=names[leaf.key]) if isinstance(leaf, Leaf) else leaf
 
 
-def _sb2_role(path: Path, dtype: str, shape: Shape) -> PickledArrayRole:
+def _sb2_role(path: Path, dtype: str, shape: Shape) -> TensorRole:
     """Return the role in settings ("other"), in an unnamed list of variables, or in saved statistics."""
     last = path[-1] if path else None
     if path[:1] == _PARAMS and dtype:
-        return PickledArrayRole(role_by_name(path, "", dtype, shape))
+        return TensorRole(role_by_name(path, "", dtype, shape))
     # stable_baselines/common/running_mean_std.py, RunningMeanStd, which VecNormalize saves.
     if path[:1] != (_DATA,) and last is not None and last.value in ("mean", "var"):
-        return PickledArrayRole("buffer")
-    return PickledArrayRole("other")
+        return TensorRole("buffer")
+    return TensorRole("other")
 
 
 def _sb2_policy(data: Mapping[Any, Any]) -> tuple[str, ...]:

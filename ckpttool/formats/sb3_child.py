@@ -10,9 +10,35 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.core import deferred
+
+if TYPE_CHECKING:
+    from typing import NotRequired, TypedDict
+
+    class AgentRequest(TypedDict):
+        """The agent to build; `action_space` has the arguments of a Box, a Discrete or a MultiDiscrete."""
+
+        package: str
+        algorithm: str
+        obs_dim: int
+        observation_space: list[list[Any]]
+        action_space: dict[str, list[Any]]
+        policy_kwargs: dict[str, Any]
+        activation: str | None
+        counters: dict[str, Any]
+        entries: NotRequired[list[StateEntry]]
+
+    class StateEntry(TypedDict, total=False):
+        """An entry of the state_dicts: a plain value, or a tensor at an offset in bytes of `tensors.bin`."""
+
+        path: list[list[Any]]
+        value: Any
+        dtype: str
+        shape: list[int]
+        offset: int
+
 
 # zipfile's value for a file without a date, so that the same agent gives the same bytes.
 _DATE = (1980, 1, 1, 0, 0, 0)
@@ -23,7 +49,7 @@ _BUFFER = 1_000_000  # default in off_policy_algorithm.py
 def main(folder: str) -> None:
     """Read the request in the folder and write `agent.zip` there."""
     with open(os.path.join(folder, "request.json")) as file:
-        request = json.load(file)
+        request: AgentRequest = json.load(file)
     states = _read_states(request["entries"], os.path.join(folder, "tensors.bin"))
     model = _build_algorithm(request, states)
     _load_states(model, states)
@@ -36,7 +62,7 @@ def main(folder: str) -> None:
     _strip_timestamps(dated, os.path.join(folder, "agent.zip"))
 
 
-def _read_states(entries: list[dict[str, Any]], file: str) -> dict[str, Any]:
+def _read_states(entries: list[StateEntry], file: str) -> dict[str, Any]:
     """Return the state_dicts by member: nested dicts and lists, with tensors built from the file's bytes."""
     import torch
 
@@ -74,7 +100,7 @@ def _restore_lists(state: dict[str, Any]) -> dict[str, Any]:
     return {"state": state.get("state", {}), "param_groups": groups}
 
 
-def _build_algorithm(request: dict[str, Any], states: dict[str, Any]) -> Any:
+def _build_algorithm(request: AgentRequest, states: dict[str, Any]) -> Any:
     """Return the algorithm, set up with networks of the right sizes."""
     import importlib
 
@@ -113,7 +139,7 @@ def _build_algorithm(request: dict[str, Any], states: dict[str, Any]) -> Any:
     return model
 
 
-def _build_action_space(record: dict[str, Any]) -> Any:
+def _build_action_space(record: dict[str, list[Any]]) -> Any:
     import numpy as np
     from gymnasium import spaces
 

@@ -37,7 +37,7 @@ from ckpttool.core.source import (
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, display, index, key
 from ckpttool.encodings import pickle_reader
 from ckpttool.encodings.pickle_values import NEW, Global, PickleObject, dumps
-from ckpttool.formats import safetensors, torch_legacy, torch_roles, torch_tree, torch_zip
+from ckpttool.formats import name_roles, safetensors, torch_legacy, torch_tree, torch_zip
 from ckpttool.formats.file_listing import FileListing, is_file_name
 from ckpttool.formats.pickle_signatures import find_pickle_format
 from ckpttool.formats.probe import (
@@ -453,13 +453,13 @@ class _DcpTreeBuilder:
         """Return the tree of all entries, in the order of the metadata."""
         places = nested_paths(self.metadata.entries, self.metadata.paths)
         self.containers, gaps = nested_containers(places.values())
-        optimizers = torch_roles.find_optimizers(places.values())
+        optimizers = name_roles.find_optimizers(places.values())
         for name, entry in self.metadata.entries.items():
             with locate_errors(path=name):
                 if entry is None:
                     self._value(name, places[name])
                 else:
-                    use = torch_roles.tensor_role(places[name], optimizers)
+                    use = name_roles.tensor_role(places[name], optimizers)
                     self._tensor(name, places[name], entry, use)
         self.leaves |= {path: ValueLeaf(None) for path in gaps}
         return Tree(self.leaves, self.aliases, self.containers)
@@ -476,7 +476,7 @@ class _DcpTreeBuilder:
         covered = there and all(self._recorded.get(name) == "crc32" for name in there)
         return "crc32" if covered else "none"
 
-    def _tensor(self, name: str, path: Path, entry: DcpTensor, use: torch_roles.TorchTensorRole) -> None:
+    def _tensor(self, name: str, path: Path, entry: DcpTensor, use: name_roles.TensorRole) -> None:
         row = dtypes.BY_TORCH.get(entry.dtype)
         if row is None or row.name not in dtypes.BY_NAME:
             shown = f"{entry.dtype}[{', '.join(map(str, entry.shape))}]"

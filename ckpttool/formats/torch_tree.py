@@ -28,7 +28,7 @@ from ckpttool.core.tree import (
 from ckpttool.encodings.archives import UTF8, ZipMember
 from ckpttool.encodings.pickle_reader import PickleContents
 from ckpttool.encodings.pickle_values import Array, Dict, Global, PickleObject
-from ckpttool.formats import torch_roles
+from ckpttool.formats import name_roles
 from ckpttool.formats.file_listing import FileListing
 from ckpttool.formats.pickles import PLAIN, Below, PickleTraversal, Via, inert_record
 from ckpttool.formats.torch_tensors import (
@@ -530,7 +530,7 @@ def _tensor_role(path: Path, context: Place) -> tuple[Role, str | None]:
         return ("counter", None) if name == "step" else ("slot", name)
     if context == "settings":
         return "other", None
-    return torch_roles.role_by_module_name(path) or ("buffer" if context == "buffers" else "parameter"), None
+    return name_roles.role_by_module_name(path) or ("buffer" if context == "buffers" else "parameter"), None
 
 
 class _PlainStates:

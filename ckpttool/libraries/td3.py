@@ -20,7 +20,6 @@ from ckpttool.libraries.schema import (
     RecognizedAgent,
     list_kernel_shapes,
 )
-from ckpttool.mapping.keras_names import object_graph_paths, sequential_names
 from ckpttool.mapping.kind_table import SPELLING
 from ckpttool.mapping.rules import KEEP, Label, Move, Plan, Rule, Settings, ToValue
 
@@ -161,6 +160,8 @@ def _order_weights(binding: RecognizedAgent, agent: Tree) -> tuple[Move, ...]:
     written = {name: rule.leaf(agent[source]) for name, (source, rule) in rules.items()}
     shapes = {name: leaf.shape if isinstance(leaf, Leaf) else () for name, leaf in written.items()}
     # An agent's layers are numbered by any library, some from 0 and some from 1.
+    from ckpttool.mapping.keras_names import object_graph_paths, sequential_names
+
     names = sequential_names(shapes, first=1)
     paths = object_graph_paths(names.values())
     return tuple(Move(source, paths[names[name]], rule) for name, (source, rule) in rules.items())

@@ -5,6 +5,8 @@ here and in imported modules: interpreters of other environments run this code. 
 that `do` names with keywords. Handlers are functions of a class, which also types the calls of the parent.
 """
 
+# ruff: noqa: UP006, UP013, UP035  # Python 3.7, and types of rows that need a line each
+
 from __future__ import annotations
 
 import json
@@ -13,11 +15,45 @@ import sys
 import traceback
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import IO, Any, Callable, Dict, Iterator, Mapping, Tuple, Type  # noqa: UP035 - as above
+from typing import IO, TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, Tuple, Type
 
 from ckpttool.core.errors import CkpttoolError, WorkerError
 
-Message = Dict[str, Any]  # noqa: UP006 - as above
+if TYPE_CHECKING:  # typing.TypedDict is younger than Python 3.7
+    from typing import NotRequired, TypedDict
+
+    InputRow = TypedDict(
+        "InputRow", {"name": str, "shape": list[int | None], "dtype": str | None, "batch": int | None}
+    )
+    ArrayRow = TypedDict(
+        "ArrayRow", {"shape": list[int], "kind": str, "largest": float, "file": NotRequired[str]}
+    )
+    TensorRow = TypedDict(
+        "TensorRow", {"name": str, "shape": list[int], "dtype": str, "values": str, "constant": bool}
+    )
+    LayerRow = TypedDict(
+        "LayerRow",
+        {"path": str, "class": str, "name": str, "settings": dict[str, Any], "tensors": list[TensorRow]},
+    )
+    CallRow = TypedDict(
+        "CallRow",
+        {
+            "path": str,
+            "number": int,
+            "options": dict[str, Any],
+            "given": NotRequired[list[ArrayRow]],
+            "before": NotRequired[list[ArrayRow]],
+            "made": NotRequired[list[ArrayRow]],
+        },
+    )
+    # Values are numbers in a recorded call: `start` and `end` are those before and after the layer.
+    RecordedCallRow = TypedDict(
+        "RecordedCallRow",
+        {"path": str, "number": int, "given": list[int], "made": list[int], "start": int, "end": int},
+    )
+    OperationRow = TypedDict("OperationRow", {"name": str, "given": list[Any], "made": list[int]})
+
+Message = Dict[str, Any]
 Handler = Callable[..., Message]
 FACTS = ("message", "file", "path", "offset", "expected", "found", "hint")
 
@@ -32,7 +68,7 @@ class Requests:
         return partial(self._request, do)
 
 
-def list_handlers(requests: type) -> Dict[str, Handler]:  # noqa: UP006 - as above
+def list_handlers(requests: type) -> Dict[str, Handler]:
     """Return the handlers of a class by name."""
     return {do: handler for do, handler in vars(requests).items() if do[0] != "_" and callable(handler)}
 
@@ -49,7 +85,7 @@ def decode_error(facts: Message) -> CkpttoolError:
     return kind(facts["message"], **{name: facts.get(name) for name in FACTS if name != "message"})
 
 
-def _iter_subclasses(kind: Type[CkpttoolError]) -> Iterator[Type[CkpttoolError]]:  # noqa: UP006 - as above
+def _iter_subclasses(kind: Type[CkpttoolError]) -> Iterator[Type[CkpttoolError]]:
     yield kind
     for child in kind.__subclasses__():
         yield from _iter_subclasses(child)
@@ -77,7 +113,7 @@ def encode_error(error: Exception) -> Message:
 
 
 @contextmanager
-def message_pipes() -> Iterator[Tuple[IO[bytes], IO[bytes]]]:  # noqa: UP006 - as above
+def message_pipes() -> Iterator[Tuple[IO[bytes], IO[bytes]]]:
     """Reserve the pipes for messages: output of a framework goes to standard error."""
     with open(os.dup(0), "rb") as requests, open(os.dup(1), "wb") as answers:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

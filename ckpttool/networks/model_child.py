@@ -40,7 +40,16 @@ from ckpttool.networks.tracing import (
 )
 
 if TYPE_CHECKING:
+    from typing import TypedDict  # younger than Python 3.7
+
     import numpy as np
+
+    from ckpttool.networks.messages import InputRow
+
+    BuiltLayer = TypedDict(
+        "BuiltLayer",
+        {"path": str, "class": str, "name": str, "settings": dict[str, Any], "tensors": dict[str, Any]},
+    )
 else:
     np = deferred.DeferredModule("numpy")
 
@@ -378,7 +387,7 @@ class ModelRunner:
         self.notes: list[str] = []
         self._recorder: CallRecorder | None = None
 
-    def inputs(self) -> list[dict[str, Any]]:
+    def inputs(self) -> list[InputRow]:
         """Return the inputs that the model declares: name, shape without batch, dtype, batch."""
         return []
 
@@ -414,7 +423,7 @@ class ModelRunner:
         del names, arrays, copied
         raise UnsupportedError(f"{self.framework} models of this kind have no float64 form")
 
-    def layers(self) -> list[dict[str, Any]]:
+    def layers(self) -> list[BuiltLayer]:
         """Return path, class, settings and tensors (the framework's, by name) of every layer."""
         if self.model is None:
             return []
@@ -645,7 +654,7 @@ def numbered_array(index: int, shape: Any, dtype: Any) -> Any:
     return whole.view(dtype) if width <= 8 else whole.astype(dtype)
 
 
-def layer_row(path: str, cls: str, settings: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
+def layer_row(path: str, cls: str, settings: dict[str, Any], tensors: dict[str, Any]) -> BuiltLayer:
     """Return the row of a layer."""
     return {"path": path or ROOT, "class": cls, "name": cls, "settings": settings, "tensors": tensors}
 
@@ -1299,14 +1308,14 @@ class KerasRunner(TensorFlowRunner):
         self._again = again
         self._in_place = False
 
-    def inputs(self) -> list[dict[str, Any]]:
+    def inputs(self) -> list[InputRow]:
         """Return the inputs of a functional or Sequential model."""
         try:
             tensors = list(self.model.inputs or ())
         except (AttributeError, ValueError, TypeError):
             return []
         names = list(getattr(self.model, "input_names", None) or (str(tensor.name) for tensor in tensors))
-        rows = []
+        rows: list[InputRow] = []
         for name, tensor in paired(names, tensors):
             shape = [None if extent is None else int(extent) for extent in tensor.shape]
             dtype = getattr(tensor.dtype, "name", str(tensor.dtype))

@@ -56,37 +56,51 @@ from ckpttool.networks.tracing import (
 if TYPE_CHECKING:  # typing.TypedDict is younger than Python 3.7
     from typing import NotRequired, TypedDict
 
+    from ckpttool.networks.messages import (
+        CallRow,
+        InputRow,
+        LayerRow,
+        OperationRow,
+        RecordedCallRow,
+        TensorRow,
+    )
+    from ckpttool.networks.model_child import BuiltLayer
+
     Rows = list[Message]
     Names = list[str]
     Input = TypedDict("Input", {"name": str, "shape": list[int], "dtype": str | None})
     Built = TypedDict("Built", {"framework": str, "forms": Names})
     MadeExact = TypedDict("MadeExact", {"made": bool, "reason": str, "copied": NotRequired[bool]})
-    Called = TypedDict("Called", {"outputs": Names, "calls": Rows})
+    Called = TypedDict("Called", {"outputs": Names, "calls": list[CallRow]})
     Repeated = TypedDict("Repeated", {"made": int, "reason": str})
     Opened = TypedDict(
         "Opened",
         {
-            "framework": str,
-            "inputs": Rows,
-            "versions": Any,
+            "framework": NotRequired[str],
+            "inputs": list[InputRow],
+            "versions": NotRequired[dict[str, str]],
             "channels": str,
-            "observable": bool,
-            "notes": Names,
+            "observable": NotRequired[bool],
+            "notes": NotRequired[Names],
         },
     )
     Limits = list[int | None]
     Prepared = TypedDict("Prepared", {"dtypes": Names, "below": Limits, "notes": Names, "size": int})
+    Layers = TypedDict("Layers", {"layers": list[LayerRow]})
+    Results = TypedDict("Results", {"outputs": Names})
     Outline = TypedDict("Outline", {"file": str, "whole": bool})
     Operations = TypedDict(
         "Operations",
         {
             "library": str,
-            "operations": Rows,
-            "calls": Rows,
+            "operations": list[OperationRow],
+            "calls": list[RecordedCallRow],
             "values": dict[str, str],
-            "written": list[Any],
+            "written": list[int],
         },
     )
+    # What answers the requests of a comparison, whatever computes.
+    Answer = Opened | Prepared | Called | Results | MadeExact | Layers
 
 _BATCH = 2
 
@@ -221,7 +235,7 @@ class SignatureRunner(TensorFlowRunner):
                 title = "kernel" if rank > 1 else "bias"
             self._stored[name] = title
 
-    def inputs(self) -> list[dict[str, Any]]:
+    def inputs(self) -> list[InputRow]:
         """Return the signature's inputs."""
         specs = self.model.structured_input_signature[1].items()
         known = {name: spec.shape.as_list() for name, spec in specs if spec.shape.rank is not None}
@@ -242,7 +256,7 @@ class SignatureRunner(TensorFlowRunner):
             constants[title if title not in constants else f"{title}_{len(constants)}"] = name
         return constants
 
-    def layers(self) -> list[dict[str, Any]]:
+    def layers(self) -> list[BuiltLayer]:
         """Return every group of operations with its weights."""
         values = {name: self._value(name) for name in self._stored}
         named = {
@@ -473,7 +487,7 @@ class OnnxRunner(ModelRunner):
         run = self._evaluator(model) if exact else self._session(model)
         return run(None, layer_inputs)
 
-    def inputs(self) -> list[dict[str, Any]]:
+    def inputs(self) -> list[InputRow]:
         """Return the graph's inputs without initializers."""
         rows = []
         for value in self.model.graph.input:
@@ -716,7 +730,7 @@ class OnnxRunner(ModelRunner):
             )
         return packed
 
-    def layers(self) -> list[dict[str, Any]]:
+    def layers(self) -> list[BuiltLayer]:
         """Return every node with its constants and attributes."""
         value, rows = self._onnx.helper.get_attribute_value, []
         self._computed = self._constants({name for row in self._nodes for name in self._tensor_inputs(row)})
@@ -727,7 +741,7 @@ class OnnxRunner(ModelRunner):
         return rows
 
 
-def _declared_input(name: str, shape: Any, dtype: str) -> dict[str, Any]:
+def _declared_input(name: str, shape: Any, dtype: str) -> InputRow:
     """Return an input of a graph; raise UnsupportedError for one that cannot get rows of numbers."""
     if dtype == "string":
         raise UnsupportedError("an input of strings has no random values", path=name, found=dtype)
@@ -829,9 +843,9 @@ class ModelSession:
         self.runner = ModelRunner(None) if model is None else wrap_model(model)
         self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
         self.trainer: Any = None
-        self._layers: list[dict[str, Any]] | None = None
+        self._layers: list[BuiltLayer] | None = None
 
-    def list_layers(self) -> list[dict[str, Any]]:
+    def list_layers(self) -> list[BuiltLayer]:
         """Return the layers of the prepared model: the first call may create some."""
         if self._layers is None:
             self._layers = self.runner.layers()
@@ -1030,7 +1044,7 @@ def _accepted_integers(runner: ModelRunner, names: list[str], inputs: list[Any],
     return None
 
 
-def _row_count(layer: dict[str, Any]) -> int | None:
+def _row_count(layer: BuiltLayer) -> int | None:
     stated = [layer["settings"].get(name) for name in _ROWS]
     tables = [int(tensor.shape[0]) for tensor in layer["tensors"].values() if len(tensor.shape) == 2]
     return next((number for number in (*stated, *tables) if isinstance(number, int)), None)
@@ -1106,7 +1120,7 @@ def _differing(
     return {"keys": keys}
 
 
-def _results(session: ModelSession, names: list[str]) -> dict[str, Names]:
+def _results(session: ModelSession, names: list[str]) -> Results:
     """Call the model; write its outputs, and descriptions of the results of its layers (see tracing)."""
     runner = session.runner
     recorder = NumbersRecorder()
@@ -1147,7 +1161,7 @@ def _distinct_names(names: list[str]) -> list[str]:
     return distinct
 
 
-def _describe_tensor(name: str, tensor: Any) -> dict[str, Any]:
+def _describe_tensor(name: str, tensor: Any) -> TensorRow:
     """Return the shape of a tensor, and a description of its values that no reordering changes."""
     array = view_array(tensor)
     return {
@@ -1185,11 +1199,14 @@ _CHUNK = 1 << 16
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
-def _layers(session: ModelSession) -> dict[str, Rows]:
+def _layers(session: ModelSession) -> Layers:
     """Return every layer with a description of its tensors."""
     return {
         "layers": [
-            dict(layer, tensors=[_describe_tensor(name, tensor) for name, tensor in layer["tensors"].items()])
+            {
+                **layer,
+                "tensors": [_describe_tensor(name, tensor) for name, tensor in layer["tensors"].items()],
+            }
             for layer in session.list_layers()
         ]
     }
@@ -1231,7 +1248,7 @@ def _operations(session: ModelSession, names: list[str], *, exact: bool) -> Oper
     return {
         "library": library,
         "operations": recorder.operations,
-        "calls": recorder.calls,
+        "calls": recorder.recorded,
         "values": rows,
         "written": recorder.written,
     }

@@ -19,6 +19,8 @@ from ckpttool.core.deferred import DeferredModule
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from ckpttool.networks.messages import ArrayRow, CallRow, OperationRow, RecordedCallRow
 else:
     np = DeferredModule("numpy")
 
@@ -107,7 +109,7 @@ class CallRecorder:
     """whether `before_activation` is called"""
 
     def __init__(self, calls: set[tuple[str, int]] | None = None, folder: Path | None = None) -> None:
-        self.calls: list[dict[str, Any]] = []
+        self.calls: list[CallRow] = []
         self.kept: dict[tuple[str, int], tuple[Any, Any]] = {}
         self._counts: dict[str, int] = {}
         self._selected, self._folder = calls, folder
@@ -119,8 +121,8 @@ class CallRecorder:
         del module
         number = self._counts.get(path, 0)
         self._counts[path] = number + 1
-        record: dict[str, Any] = {"path": path, "number": number, "saved": {}}
-        record["options"] = plain_settings(kwargs) if hasattr(kwargs, "items") else {}
+        options = plain_settings(kwargs) if hasattr(kwargs, "items") else {}
+        record: CallRow = {"path": path, "number": number, "options": options}
         if self._selected is not None and (path, number) not in self._selected:
             return None
         if self._selected is not None:
@@ -128,7 +130,7 @@ class CallRecorder:
             self.kept[path, number] = args, kwargs
         return record
 
-    def before_activation(self, record: dict[str, Any], value: Any) -> None:
+    def before_activation(self, record: CallRow, value: Any) -> None:
         """Record what a layer passes to its activation."""
         if "before" not in record:
             record["before"] = self._arrays("before", value)
@@ -139,14 +141,14 @@ class CallRecorder:
             record["made"] = self._arrays("made", outputs)
             self.calls.append(record)
 
-    def _arrays(self, what: str, value: Any) -> list[dict[str, Any]]:
-        rows = []
+    def _arrays(self, what: str, value: Any) -> list[ArrayRow]:
+        rows: list[ArrayRow] = []
         for index, tensor in enumerate(list_tensors(value)):
             try:
                 array = view_array(tensor)
             except Exception:  # noqa: BLE001, S112 - a symbolic tensor has no values
                 continue
-            row = {"shape": list(array.shape), "kind": array.dtype.kind, "largest": _largest(array)}
+            row: ArrayRow = {"shape": list(array.shape), "kind": array.dtype.kind, "largest": _largest(array)}
             if self._folder is not None:
                 row["file"] = self._file(
                     self._folder, tensor, array, f"call-{len(self.calls)}-{what}-{index}"
@@ -176,7 +178,8 @@ class OperationRecorder(CallRecorder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations: list[dict[str, Any]] = []
+        self.operations: list[OperationRow] = []
+        self.recorded: list[RecordedCallRow] = []
         self.values: list[Any] = []
         # Values that came by a way that is no operation, e.g. in a view of the tensor.
         self.written: list[int] = []
@@ -187,22 +190,31 @@ class OperationRecorder(CallRecorder):
 
     def enter(self, path: str, args: Any, kwargs: Any, module: Any = None) -> Any:
         """Record what a layer receives."""
-        record = super().enter(path, args, {}, module)
+        record: CallRow = super().enter(path, args, {}, module)
         inputs = [self._number(tensor) for tensor in list_tensors((args, kwargs))]
-        return dict(record, given=inputs, start=len(self.values))
+        return record["path"], record["number"], inputs, len(self.values)
 
     def leave(self, record: Any, outputs: Any) -> None:
         """Record what a layer returns."""
         numbers = [self._number(tensor) for tensor in list_tensors(outputs)]
-        self.calls.append(dict(record, made=numbers, end=len(self.values)))
+        path, number, inputs, start = record
+        row: RecordedCallRow = {
+            "path": path,
+            "number": number,
+            "given": inputs,
+            "made": numbers,
+            "start": start,
+            "end": len(self.values),
+        }
+        self.recorded.append(row)
 
     def operation(self, name: str, inputs: Any) -> Callable[[Any], None]:
         """Record an operation, which may write to what it receives; return what records its outputs."""
-        row: dict[str, Any] = {"name": name, "given": self._plain(inputs)}
+        received = self._plain(inputs)
 
         def finish(outputs: Any) -> None:
-            row["made"] = [self._number(tensor, new=True) for tensor in list_tensors(outputs)]
-            self.operations.append(row)
+            numbers = [self._number(tensor, new=True) for tensor in list_tensors(outputs)]
+            self.operations.append({"name": name, "given": received, "made": numbers})
 
         return finish
 

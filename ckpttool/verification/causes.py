@@ -28,6 +28,7 @@ from ckpttool.networks.network import Activation
 from ckpttool.networks.tracing import ROOT
 
 if TYPE_CHECKING:
+    from ckpttool.networks.messages import CallRow, LayerRow, TensorRow
     from ckpttool.verification.two_models import ModelClient
 
 
@@ -86,9 +87,7 @@ class ModelLayer:
         )
 
 
-def called_layers(
-    layers: Sequence[Mapping[str, Any]], calls: Sequence[Mapping[str, Any]]
-) -> list[ModelLayer]:
+def called_layers(layers: Sequence[LayerRow], calls: Sequence[CallRow]) -> list[ModelLayer]:
     """Return the calls of layers with tensors, and of layers without parts, in the order of their ends."""
     known = {layer["path"]: layer for layer in layers}
     above = {path: frozenset(_parents(path)) for path in {call["path"] for call in calls}}
@@ -122,7 +121,7 @@ def called_layers(
     return called
 
 
-def _class_of(layer: Mapping[str, Any] | None) -> str:
+def _class_of(layer: LayerRow | None) -> str:
     if layer is None:
         return ""
     return str(layer["name"] if layer["class"] in _PLAIN else layer["class"])
@@ -140,7 +139,7 @@ def _parents(path: str) -> Iterator[str]:
     yield from (path[:end] for end, letter in enumerate(path) if letter in "./" and end)
 
 
-def _layer_tensor(row: Mapping[str, Any]) -> LayerTensor:
+def _layer_tensor(row: TensorRow) -> LayerTensor:
     return LayerTensor(row["name"], tuple(row["shape"]), row["values"], row["constant"])
 
 

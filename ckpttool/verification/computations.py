@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,10 @@ from ckpttool.core import deferred
 from ckpttool.core.deferred import NamedTuple, dataclass
 from ckpttool.networks.tracing import ROOT
 from ckpttool.verification.causes import Cause, integer_cause, tensor_cause
+
+if TYPE_CHECKING:
+    from ckpttool.networks.messages import LayerRow
+    from ckpttool.networks.model_runner import Operations
 
 # Operations by their names in PyTorch (aten), TensorFlow and ONNX, where these are not words for a reader.
 _SIGNS = {
@@ -177,7 +181,7 @@ class RecordedCall:
 
     @classmethod
     def of(
-        cls, answer: Mapping[str, Any], arrays: Mapping[int, np.ndarray], layers: Sequence[Mapping[str, Any]]
+        cls, answer: Operations, arrays: Mapping[int, np.ndarray], layers: Sequence[LayerRow]
     ) -> RecordedCall:
         """Return the call that a model's process recorded."""
         titles = {
@@ -198,9 +202,9 @@ class RecordedCall:
                 if not names.keys().isdisjoint(steps[number].values):
                     names.pop(number, None)
         calls = {(row["path"], row["number"]): (row["given"], row["made"]) for row in answer["calls"]}
-        inputs = answer["calls"][-1]["given"] if answer["calls"] else []
-        names.update((number, f"input {index}") for index, number in enumerate(inputs))
-        varying = {*inputs, *answer["written"]}
+        received = answer["calls"][-1]["given"] if answer["calls"] else []
+        names.update((number, f"input {index}") for index, number in enumerate(received))
+        varying = {*received, *answer["written"]}
         sources = {number: inputs for inputs, output in calls.values() for number in output}
         for number in sorted({*steps, *sources}):
             before = [*(steps[number].values if number in steps else ()), *sources.get(number, ())]
@@ -208,9 +212,9 @@ class RecordedCall:
                 varying.add(number)
         stored = {layer["path"] for layer in layers if layer["tensors"]}
         whole: dict[str, list[range]] = defaultdict(list)
-        for row in answer["calls"]:
-            if row["path"] in stored:
-                whole[row["path"]].append(range(row["start"], row["end"]))
+        for call in answer["calls"]:
+            if call["path"] in stored:
+                whole[call["path"]].append(range(call["start"], call["end"]))
         return cls(steps, arrays, names, frozenset(varying), calls, whole, answer["library"])
 
     def with_layers(self, layers: Collection[str], titles: Mapping[str, str]) -> RecordedCall:

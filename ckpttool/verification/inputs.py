@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,10 @@ from ckpttool.core.tree import Leaf, ValueLeaf
 from ckpttool.formats import npz
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.networks.worker import parse_input_shape
+
+if TYPE_CHECKING:
+    from ckpttool.networks.messages import InputRow
+    from ckpttool.networks.model_runner import Opened
 
 _FREE = 8  # the length of an axis that a model leaves open
 
@@ -83,7 +87,7 @@ def _moved(shape: Sequence[Any], how: str) -> tuple[Any, ...]:
 class InputResolver:
     """Pairs the inputs of two sides; every assumption is a sentence in `assumed`."""
 
-    def __init__(self, opened: Sequence[Mapping[str, Any]], transpose: bool | None) -> None:
+    def __init__(self, opened: Sequence[Opened], transpose: bool | None) -> None:
         self._declared = [[_declared_input(row) for row in host["inputs"]] for host in opened]
         self._channels = [str(host["channels"]) for host in opened]
         self._transpose = transpose
@@ -193,7 +197,7 @@ def _is_compatible(one: Sequence[int | None], other: Sequence[int | None]) -> bo
     )
 
 
-def _declared_input(row: Mapping[str, Any]) -> ModelInput:
+def _declared_input(row: InputRow) -> ModelInput:
     return ModelInput(row["name"], tuple(row["shape"]), row["dtype"], row["batch"])
 
 

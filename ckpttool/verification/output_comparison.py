@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from ckpttool.networks import numpy_backend
 from ckpttool.networks.network import Dense, Network, Observation, Policy
 from ckpttool.verification.inputs import OPPOSITE, move_channels
 from ckpttool.verification.tolerances import OWN_ERROR
+
+if TYPE_CHECKING:
+    from ckpttool.networks.messages import CallRow, LayerRow
 
 PARITY_OBSERVATIONS = 1000
 # Relative to the largest intermediate number, not the output: docs/decisions/0016-verification-bounds.md.
@@ -333,8 +336,8 @@ class RoundingBound:
     @classmethod
     def of(
         cls,
-        calls: Sequence[Mapping[str, Any]],
-        layers: Sequence[Mapping[str, Any]],
+        calls: Sequence[CallRow],
+        layers: Sequence[LayerRow],
         rounded: str | None = None,
     ) -> RoundingBound:
         """Return the bound for the observed calls: terms of the longest sum, number of layers in sequence.
@@ -613,7 +616,7 @@ class ComparisonRound:
 
     outputs: tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
     exact: tuple[dict[str, np.ndarray] | None, dict[str, np.ndarray] | None]
-    calls: tuple[list[dict[str, Any]], list[dict[str, Any]]]
+    calls: tuple[list[CallRow], list[CallRow]]
     names: list[OutputNames]
     missing: list[str]
     results: list[OutputResult]

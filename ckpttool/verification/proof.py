@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -41,6 +41,9 @@ from ckpttool.verification.two_models import (
     compare_models,
     find_code,
 )
+
+if TYPE_CHECKING:
+    from ckpttool.networks.model_runner import Answer
 
 NO_VERIFY = "--no-verify was used"
 _INCOMPLETE = "some tensors of the model keep its own values"
@@ -294,11 +297,11 @@ class LiveHost:
         """What calls the model."""
         return self._session.runner
 
-    def request(self, do: str, **values: Any) -> dict[str, Any]:
+    def request(self, do: str, **values: Any) -> Answer:
         """Answer a request; the values are in the model already."""
         if do == "exact" and model_framework(self._model) != "torch":
             return {"made": False, "reason": "a model in memory is not copied"}
-        return model_runner.HANDLERS[do](self._session, **values)
+        return cast("Answer", model_runner.HANDLERS[do](self._session, **values))
 
 
 @contextmanager

@@ -77,7 +77,8 @@ from ckpttool.verification.sides import ModelHost, ModelSide
 from ckpttool.verification.training import ModelTraining, OutputTarget, TrainingOptions, compare_training
 
 if TYPE_CHECKING:
-    from ckpttool.networks.model_runner import MadeExact, ModelRequests, Opened
+    from ckpttool.networks.messages import ArrayRow, CallRow, InputRow, LayerRow
+    from ckpttool.networks.model_runner import Answer, Called, MadeExact, ModelRequests, Opened
 
 GRAPHS = ("saved_model", "onnx")
 RUNS_CODE = {
@@ -150,10 +151,10 @@ class AgentHost:
         self._network, self._assumed, self._worker = network, assumed, worker
         self.folder = worker.folder
 
-    def request(self, do: str, **values: Any) -> dict[str, Any]:
+    def request(self, do: str, **values: Any) -> Answer:
         """Answer what the process of a model answers."""
         if do == "open":
-            inputs = [
+            inputs: list[InputRow] = [
                 {"name": name, "shape": list(shape), "dtype": "float32", "batch": None}
                 for name, shape in self._network.input_shapes.items()
             ]
@@ -167,7 +168,7 @@ class AgentHost:
             return self._run(values["names"], exact=values["exact"])
         return {"made": True, "reason": "", "copied": True} if do == "exact" else {"layers": []}
 
-    def _run(self, names: Sequence[str], *, exact: bool) -> dict[str, Any]:
+    def _run(self, names: Sequence[str], *, exact: bool) -> Called:
         """Write the action; in float64 from NumPy."""
         arrays = [np.load(self.folder / f"input-{index}.npy") for index in range(len(names))]
         observation: Observation = dict(zip(names, arrays, strict=True)) if len(names) > 1 else arrays[0]
@@ -204,14 +205,14 @@ class ModelClient:
         self.side, self._process = side, host
         self.ask = cast("ModelRequests", Requests(self._request))
         self.names: list[str] = []
-        self.inputs: Sequence[Mapping[str, Any]] = ()
+        self.inputs: Sequence[InputRow] = ()
         self.dtypes: dict[str, str] = {}
         self.exact = False
         # Whether its float64 form has separate weights.
         self.copied = True
         # The calls of the last capture, which `repeat` may repeat, with their inputs' precision.
         self._captured: tuple[bool, dict[tuple[str, int], CapturedCall]] = (False, {})
-        self._layers: list[dict[str, Any]] | None = None
+        self._layers: list[LayerRow] | None = None
 
     def _request(self, do: str, **values: Any) -> Any:
         """Send one request and return its answer; errors name this side."""
@@ -257,7 +258,7 @@ class ModelClient:
         for index, (name, array) in enumerate(zip(self.names, arrays, strict=True)):
             self.write(f"input-{index}.npy", array.astype(self.dtypes.get(name, array.dtype), copy=False))
 
-    def run(self, *, exact: bool, observe: bool) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+    def run(self, *, exact: bool, observe: bool) -> tuple[dict[str, np.ndarray], list[CallRow]]:
         """Return the outputs by name, and the calls of layers."""
         answer = self.ask.run(names=self.names, exact=exact, observe=observe)
         outputs = {name: self.read(f"output-{index}.npy") for index, name in enumerate(answer["outputs"])}
@@ -297,7 +298,10 @@ class ModelClient:
         answer = self.ask.capture(names=self.names, exact=exact, selected=[*keys], outputs=outputs)
         calls = {
             (call["path"], call["number"]): CapturedCall(
-                *(tuple(self._rows(call.get(what, ()))) for what in ("given", "before", "made"))
+                *(
+                    tuple(self._rows(rows))
+                    for rows in (call.get("given", []), call.get("before", []), call.get("made", []))
+                )
             )
             for call in answer["calls"]
         }
@@ -305,7 +309,7 @@ class ModelClient:
         arrays = {name: self.read(f"output-{index}.npy") for index, name in enumerate(answer["outputs"])}
         return arrays, calls
 
-    def _rows(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[np.ndarray]:
+    def _rows(self, rows: Sequence[ArrayRow]) -> Iterator[np.ndarray]:
         for row in rows:
             # The process writes each capture to new files, mostly in memory.
             yield map_array(self._process.folder / "calls" / row["file"])
@@ -320,7 +324,7 @@ class ModelClient:
                 arrays = {int(name): archive[name] for name in archive}
         return RecordedCall.of(answer, arrays, self.layers())
 
-    def layers(self) -> list[dict[str, Any]]:
+    def layers(self) -> list[LayerRow]:
         """Return every layer with a description of its tensors."""
         if self._layers is None:
             self._layers = self.ask.layers()["layers"]
@@ -590,9 +594,7 @@ def _with_dtype(pair: InputPair, a: tuple[str, int | None], b: tuple[str, int | 
 class _Rounds:
     """Runs both sides on sets of inputs and compares their outputs."""
 
-    def __init__(
-        self, session: ComparedModels, opened: Sequence[Mapping[str, Any]], tolerance: float | None
-    ) -> None:
+    def __init__(self, session: ComparedModels, opened: Sequence[Opened], tolerance: float | None) -> None:
         self._session, self._tolerance = session, tolerance
         self._rounded = session.sides[0].side.rounded
         self._observable = [bool(row["observable"]) for row in opened]
@@ -677,7 +679,7 @@ class _Rounds:
         return {name: (one[name], is_smooth(one[name], many[name])) for name in one.keys() & many.keys()}
 
     def _few_calls(
-        self, calls: tuple[list[dict[str, Any]], list[dict[str, Any]]]
+        self, calls: tuple[list[CallRow], list[CallRow]]
     ) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
         """Return the calls of both sides' layers, none if their arrays are large: a run may capture them."""
         sides = self._session.sides
@@ -914,7 +916,7 @@ def _hidden_differences(layers: Sequence[LayerComparison], bound: float) -> Iter
 
 def _train(
     session: ComparedModels,
-    opened: Sequence[Mapping[str, Any]],
+    opened: Sequence[Opened],
     main: ComparisonRound,
     chosen: TrainingOptions,
 ) -> ModelTraining:
@@ -937,7 +939,7 @@ def _train(
     return compare_training(session.sides, frameworks, targets, chosen)
 
 
-def _engine(opened: Mapping[str, Any]) -> str:
+def _engine(opened: Opened) -> str:
     return ", ".join(f"{name} {version}" for name, version in opened["versions"].items())
 
 
@@ -998,7 +1000,7 @@ class _LayerFinder:
     def __init__(
         self,
         session: ComparedModels,
-        calls: tuple[list[dict[str, Any]], list[dict[str, Any]]],
+        calls: tuple[list[CallRow], list[CallRow]],
         *,
         exact: bool,
         unstable: Sequence[str],
@@ -1391,7 +1393,7 @@ def _divergence(
     )
 
 
-def _call_bytes(call: Mapping[str, Any]) -> int:
-    rows = [row for what in ("before", "made") for row in call.get(what, ())]
+def _call_bytes(call: CallRow) -> int:
+    rows = (*call.get("before", ()), *call.get("made", ()))
     # Its inputs are about as large as its outputs.
     return sum(2 * 8 * math.prod(row["shape"]) for row in rows)

@@ -168,6 +168,7 @@ CASES = (
     _refused("config-nested", _kept(b'{"a":' * 100_000 + b"1" + b"}" * 100_000)),
     _refused("config-nested-300", _kept(b'{"a":' * 300 + b"1" + b"}" * 300)),
     _refused("config-values", _kept(b'{"a":[' + b"[]," * 5_000_000 + b"[]]}")),
+    _refused("config-declared-bomb", _declared),
     _refused("two-configs", _kept(_GOOD, Made("config.json", _GOOD))),
     _refused("two-weights", _kept(_GOOD, Made("model.weights.h5", b""))),
     _refused("external-storage", _kept(model(), kind="external")),
