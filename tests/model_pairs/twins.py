@@ -330,8 +330,7 @@ class _Tries:
         return cell
 
     def _filled(self, options: dict[str, Any], epsilons: Sequence[tuple[str, float]] = ()) -> Cell:
-        from ckpttool.conversion.filling import load_into
-        from ckpttool.core import CkpttoolError
+        from ckpttool import CkpttoolError, load_into  # whose errors have Python's keywords
 
         self.left -= 1
         if isinstance(self.side, Keras):
@@ -434,7 +433,7 @@ def _choices(text: str) -> Iterator[dict[str, Any]]:
     """Go through the choices that a hint leaves: an assignment of candidates, or one of several options."""
     match = _CANDIDATES.search(text)
     if match is not None:
-        sources = re.findall(r"'([^']+)': TARGET", match["sources"])
+        sources = re.findall(r"'([^']+)': '?TARGET", match["sources"])
         targets = [name for name in re.split(", | and ", match["targets"]) if not name.endswith(" more")]
         if len(sources) <= len(targets):
             for chosen in itertools.permutations(targets, len(sources)):
