@@ -637,7 +637,7 @@ def _find_both(
         # named by the user stays separate.
         with contextlib.suppress(UsageError):
             both = find(more), find_own(more)
-            one, other = (_tensor_name_sets(layers, more) for layers in both)
+            one, other = (_composed_forms(layers, more, foreign=classes) for layers in both)
             mine, target_layers = both if one and other and one != other else (mine, target_layers)
     return mine, target_layers
 
@@ -694,9 +694,13 @@ def _kind_names(layers: Sequence[Layer]) -> frozenset[str]:
     return frozenset(kind.name for layer in layers for kind in layer.kinds)
 
 
-def _tensor_name_sets(layers: Sequence[Layer], names: Collection[str]) -> frozenset[frozenset[str]]:
-    """Return the tensor names of the layers of these kinds, without duplicates."""
-    return frozenset(frozenset(layer.tensors) for layer in layers if _kind_names([layer]) <= frozenset(names))
+def _composed_forms(
+    layers: Sequence[Layer], names: Collection[str], *, foreign: bool
+) -> frozenset[frozenset[str] | int]:
+    """Return how the layers of these kinds are composed: the names of tensors, or only their number."""
+    composed = [layer for layer in layers if _kind_names([layer]) <= frozenset(names)]
+    kernels = [frozenset(name for name in layer.tensors if "bias" not in name) for layer in composed]
+    return frozenset(len(one) if foreign else one for one in kernels)
 
 
 def _drop_bare_embeddings(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:

@@ -223,7 +223,8 @@ class Torch:
         draw = np.random.default_rng(seed)
         with torch.no_grad():
             for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-                if tensor.is_floating_point():
+                # A mask of zeros and ones is what the program computes, no state.
+                if tensor.is_floating_point() and tensor.unique().tolist() != [0, 1]:
                     tensor.copy_(torch.from_numpy(weights(name, tuple(tensor.shape), draw)))
         return model.eval()
 
