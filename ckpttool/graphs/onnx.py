@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ckpttool.core import limits
@@ -15,6 +16,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.source import Shape
 from ckpttool.core.tree import Path, Record, Tree, ValueLeaf, attr, key
 from ckpttool.formats import onnx
 from ckpttool.formats.onnx import (
@@ -29,6 +31,8 @@ from ckpttool.formats.onnx import (
 )
 from ckpttool.graphs.graph import OPSET, Constant, Graph, OperatorNode, Value, inline_constant, trim_inputs
 from ckpttool.graphs.operators import is_known, list_operators
+from ckpttool.graphs.shapes import ShapeTracer
+from ckpttool.mapping.rules import KEEP, Reshape, chain_rules
 
 _DOMAINS = ("", "ai.onnx")
 _DEEPEST = 20  # functions that call each other
@@ -200,6 +204,74 @@ def _translate(node: _OldNode) -> Iterable[_OldNode]:
     return (node,)
 
 
+def _join_group_norms(graph: Graph) -> Graph:
+    """Return the graph with one node for each group norm that an exporter wrote as several.
+
+    Before operator set 21 PyTorch's exporter reshapes the groups to channels, normalizes those with a scale
+    of ones and an offset of zeros, reshapes back, and multiplies and adds a number for each channel
+    (torch/onnx/symbolic_opset9.py, group_norm).
+    """
+    users: dict[str, list[OperatorNode]] = {}
+    for node in graph.nodes:
+        for name in node.inputs:
+            users.setdefault(name, []).append(node)
+    by_output = {name: node for node in graph.nodes for name in node.outputs}
+    ends = {value.name for value in graph.outputs}
+    constants, joined = dict(graph.constants), dict[str, OperatorNode]()
+    left: set[str] = set()
+    shapes: ShapeTracer | None = None
+    for norm in graph.nodes:
+        before = by_output.get(norm.inputs[0]) if norm.op == "InstanceNormalization" else None
+        chain, rows = [norm], list[str]()
+        for op in ("Reshape", "Mul", "Add"):
+            after = users.get(chain[-1].outputs[0], [])
+            if len(after) != 1 or after[0].op != op or chain[-1].outputs[0] in ends:
+                break
+            chain.append(after[0])
+            rows += [name for name in after[0].inputs if op != "Reshape" and name in constants]
+        if before is None or before.op != "Reshape" or len(chain) < 4 or len(rows) != 2:
+            continue
+        back, x = by_output.get(chain[1].inputs[1]), before.inputs[0]
+        if back is None or (back.op, back.inputs[0]) != ("Shape", x) or users[before.outputs[0]] != [norm]:
+            continue
+        if shapes is None:
+            shapes = ShapeTracer(graph, _smallest_shapes(graph))
+            for node in graph.nodes:
+                shapes.add(node)
+        shape, grouped = shapes.shape(x), shapes.shape(before.outputs[0])
+        if shape is None or grouped is None or len(grouped) != 3 or len(shape) < 2:
+            continue
+        channels, (batch, groups, _) = shape[1], grouped
+        extents = (channels, *[1] * (len(shape) - 2))
+        plain = (batch, channels % groups) == (shape[0], 0) and all(constants[r].shape == extents for r in rows)
+        own = [constants[name].read(name) if name in constants else None for name in norm.inputs[1:]]
+        if not plain or any(v is None or (v != 1 - n).any() for n, v in enumerate(own)):
+            continue
+        names = [f"{name}/row" if len(extents) > 1 else name for name in rows]
+        for name, row in zip(names, rows, strict=True):
+            rule = chain_rules(constants[row].rule, Reshape((channels,))) if name != row else KEEP
+            constants[name] = constants[row] if name == row else constants[row]._replace(rule=rule)
+        settings = {"num_groups": groups, "epsilon": norm.attributes.get("epsilon", 1e-5)}
+        whole = replace(norm, op="GroupNormalization", inputs=(x, *names), outputs=chain[-1].outputs)
+        joined[chain[-1].outputs[0]] = replace(whole, attributes=settings)
+        left |= {node.outputs[0] for node in (before, *chain[:-1])}
+        left |= {back.outputs[0]} if len(users[back.outputs[0]]) == 1 else set()
+        for name in norm.inputs[1:]:
+            if all(node.op == "InstanceNormalization" and node.outputs[0] in left for node in users[name]):
+                constants.pop(name, None)
+    nodes = (joined.get(node.outputs[0], node) for node in graph.nodes if node.outputs[0] not in left)
+    return replace(graph, nodes=tuple(nodes), constants=constants) if joined else graph
+
+
+def _smallest_shapes(graph: Graph) -> dict[str, Shape]:
+    """Return the shapes of a graph's inputs, open extents as 1."""
+    return {
+        value.name: tuple(extent if isinstance(extent, int) else 1 for extent in value.shape)
+        for value in graph.inputs
+        if value.shape is not None
+    }
+
+
 class _Frame(NamedTuple):
     """Where a list of nodes is: its path in the tree, operator sets, and the names of its caller.
 
@@ -248,7 +320,7 @@ class _ModelReader:
         inputs = tuple(_value(part, frame) for part in graph.inputs if part.name not in initializers)
         outputs = tuple(_value(part, frame) for part in graph.outputs)
         constants, self.constants, self.names = self.constants, outer, names
-        return Graph(nodes, inputs, outputs, constants, graph.name)
+        return _join_group_norms(Graph(nodes, inputs, outputs, constants, graph.name))
 
     def nodes(self, nodes: Sequence[OnnxNode], frame: _Frame) -> Iterator[OperatorNode]:
         """Yield the nodes of the table for those of a graph or function."""

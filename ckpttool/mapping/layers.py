@@ -760,7 +760,7 @@ def _apply_options(
         ) or tuple(
             # Another form of the kind, if the shapes fit no usual one.
             kind
-            for kind in KINDS
+            for kind in (*KINDS, *layer.kinds)
             if kind.framework == framework and kind.name == choice.kind and kind.fits(group)
         )
         if not fitting:
