@@ -243,7 +243,9 @@ def _join_group_norms(graph: Graph) -> Graph:
             continue
         channels, (batch, groups, _) = shape[1], grouped
         extents = (channels, *[1] * (len(shape) - 2))
-        plain = (batch, channels % groups) == (shape[0], 0) and all(constants[r].shape == extents for r in rows)
+        plain = (batch, channels % groups) == (shape[0], 0) and all(
+            constants[r].shape == extents for r in rows
+        )
         own = [constants[name].read(name) if name in constants else None for name in norm.inputs[1:]]
         if not plain or any(v is None or (v != 1 - n).any() for n, v in enumerate(own)):
             continue

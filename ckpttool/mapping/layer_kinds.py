@@ -359,7 +359,9 @@ TORCH = LayerKind(
 )
 
 
-_JOINED = "an attention layer with one layer for several projections outputs query, key and value, in this order"
+_JOINED = (
+    "an attention layer with one layer for several projections outputs query, key and value, in this order"
+)
 
 
 @cache
@@ -401,7 +403,10 @@ def own_attention(framework: str, children: tuple[tuple[str, tuple[str, ...]], .
                 )
             (inputs, width) = widths.pop()
             shape = (inputs, width * len(parts))
-            result |= {f"{child}/{stored[0]}": shape if axis else shape[::-1], f"{child}/{stored[1]}": shape[1:]}
+            result |= {
+                f"{child}/{stored[0]}": shape if axis else shape[::-1],
+                f"{child}/{stored[1]}": shape[1:],
+            }
         return result
 
     def fits(group: Group) -> bool:

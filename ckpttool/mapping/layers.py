@@ -293,12 +293,12 @@ def _composed_modules(
                 break
 
 
-def _own_attentions(
-    modules: Mapping[_At, Layer], members: list[_At], framework: str
-) -> Iterator[LayerKind]:
+def _own_attentions(modules: Mapping[_At, Layer], members: list[_At], framework: str) -> Iterator[LayerKind]:
     """Yield the attentions that linear layers in one module may be."""
     for form, (kernel, bias) in attention_forms(framework):
-        linear = [_projection_name(at[0]) for at in members if {kernel} <= {*modules[at].tensors} <= {kernel, bias}]
+        linear = [
+            _projection_name(at[0]) for at in members if {kernel} <= {*modules[at].tensors} <= {kernel, bias}
+        ]
         if (children := attention_children(linear)) is not None:
             yield own_attention(framework, children, form)
 

@@ -514,7 +514,9 @@ class Trace:
         if tensor is not None:
             self._own[id(tensor)] = _OwnTensor(tensor, () if number is None else (number,))
 
-    def _derive(self, inputs: list[Any], outputs: list[Any], follow: Callable[[], None], *, same: bool) -> None:
+    def _derive(
+        self, inputs: list[Any], outputs: list[Any], follow: Callable[[], None], *, same: bool
+    ) -> None:
         """Record the results of an operation if all numbers that it takes are the model's own tensors'.
 
         Integers are settings: axes, positions. `follow` numbers the results; `same` means that they have the
@@ -533,7 +535,9 @@ class Trace:
         if own is not None and not self.is_followed(tensor):
             if own.follow is None:
                 self.put(tensor, self.activations.plain(tensor_shape(tensor)))
-                self._constants.append((self._entries[id(tensor)][1].min(initial=1 << 62), tensor_shape(tensor)))
+                self._constants.append(
+                    (self._entries[id(tensor)][1].min(initial=1 << 62), tensor_shape(tensor))
+                )
             elif all([self._is_numbered(one) for one in own.inputs]):
                 with contextlib.suppress(Exception):  # what cannot be followed is not known
                     own.follow()
@@ -961,7 +965,9 @@ class TensorFlowTrace(Trace):
         if not outputs:
             return
         if not any(self.is_followed(input_) for input_ in inputs):
-            same = op == "Transpose" or tensor_shape(inputs[0] if inputs else None) == tensor_shape(outputs[0])
+            same = op == "Transpose" or tensor_shape(inputs[0] if inputs else None) == tensor_shape(
+                outputs[0]
+            )
             self._derive(inputs, outputs, lambda: self._note(execute, op, inputs, attrs, outputs), same=same)
             return
         x = inputs[0]

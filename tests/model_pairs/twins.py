@@ -32,7 +32,7 @@ import numpy as np
 RESULTS = Path(__file__).with_name("twins.tsv")
 # Blocks with square matrices on purpose, and whole architectures with the shapes that they usually have.
 SQUARE = ("twins_dense", "twins_images", "twins_attention")
-USUAL = ("twins_agents", "twins_vision", "twins_language")
+USUAL = ("twins_agents", "twins_vision", "twins_language", "twins_queries")
 # Models of keras.applications and torchvision, and of Transformers.
 PUBLISHED = ("twins_published",)
 LIBRARIES = {"application_": "keras.applications and torchvision", "transformers_": "Transformers"}
