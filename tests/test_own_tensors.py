@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def traced(parameters: dict[str, Any], x: Any, call: Any) -> TorchTrace:
 class _Named:
     """A module; all of one name are the same."""
 
-    every: dict[str, _Named] = {}
+    every: ClassVar[dict[str, _Named]] = {}
 
     def __new__(cls, name: str) -> _Named:
         return cls.every.setdefault(name, super().__new__(cls))

@@ -32,7 +32,7 @@ from ckpttool.formats.onnx import (
 from ckpttool.graphs.graph import OPSET, Constant, Graph, OperatorNode, Value, inline_constant, trim_inputs
 from ckpttool.graphs.operators import is_known, list_operators
 from ckpttool.graphs.shapes import ShapeTracer
-from ckpttool.mapping.rules import KEEP, Reshape, chain_rules
+from ckpttool.mapping.rules import Reshape, chain_rules
 
 _DOMAINS = ("", "ai.onnx")
 _DEEPEST = 20  # functions that call each other
@@ -211,58 +211,83 @@ def _join_group_norms(graph: Graph) -> Graph:
     of ones and an offset of zeros, reshapes back, and multiplies and adds a number for each channel
     (torch/onnx/symbolic_opset9.py, group_norm).
     """
-    users: dict[str, list[OperatorNode]] = {}
+    users: dict[str, list[OperatorNode]] = {value.name: [] for value in graph.outputs}
     for node in graph.nodes:
         for name in node.inputs:
             users.setdefault(name, []).append(node)
-    by_output = {name: node for node in graph.nodes for name in node.outputs}
-    ends = {value.name for value in graph.outputs}
-    constants, joined = dict(graph.constants), dict[str, OperatorNode]()
+    # A result of the graph is used by its caller, too.
+    single = {name: nodes[0] for name, nodes in users.items() if len(nodes) == 1}
+    single = {name: node for name, node in single.items() if name not in {v.name for v in graph.outputs}}
+    makers = {name: node for node in graph.nodes for name in node.outputs}
+    norms = (node for node in graph.nodes if node.op == "InstanceNormalization")
+    chains = [chain for norm in norms if (chain := _norm_of_groups(norm, makers, single)) is not None]
+    if not chains:
+        return graph
+    shapes = ShapeTracer(graph, _smallest_shapes(graph))
+    for node in graph.nodes:
+        shapes.add(node)
+    constants = dict(graph.constants)
+    joined: dict[str, OperatorNode] = {}
     left: set[str] = set()
-    shapes: ShapeTracer | None = None
-    for norm in graph.nodes:
-        before = by_output.get(norm.inputs[0]) if norm.op == "InstanceNormalization" else None
-        chain, rows = [norm], list[str]()
-        for op in ("Reshape", "Mul", "Add"):
-            after = users.get(chain[-1].outputs[0], [])
-            if len(after) != 1 or after[0].op != op or chain[-1].outputs[0] in ends:
-                break
-            chain.append(after[0])
-            rows += [name for name in after[0].inputs if op != "Reshape" and name in constants]
-        if before is None or before.op != "Reshape" or len(chain) < 4 or len(rows) != 2:
-            continue
-        back, x = by_output.get(chain[1].inputs[1]), before.inputs[0]
-        if back is None or (back.op, back.inputs[0]) != ("Shape", x) or users[before.outputs[0]] != [norm]:
-            continue
-        if shapes is None:
-            shapes = ShapeTracer(graph, _smallest_shapes(graph))
-            for node in graph.nodes:
-                shapes.add(node)
-        shape, grouped = shapes.shape(x), shapes.shape(before.outputs[0])
-        if shape is None or grouped is None or len(grouped) != 3 or len(shape) < 2:
-            continue
-        channels, (batch, groups, _) = shape[1], grouped
-        extents = (channels, *[1] * (len(shape) - 2))
-        plain = (batch, channels % groups) == (shape[0], 0) and all(
-            constants[r].shape == extents for r in rows
-        )
-        own = [constants[name].read(name) if name in constants else None for name in norm.inputs[1:]]
-        if not plain or any(v is None or (v != 1 - n).any() for n, v in enumerate(own)):
-            continue
-        names = [f"{name}/row" if len(extents) > 1 else name for name in rows]
-        for name, row in zip(names, rows, strict=True):
-            rule = chain_rules(constants[row].rule, Reshape((channels,))) if name != row else KEEP
-            constants[name] = constants[row] if name == row else constants[row]._replace(rule=rule)
-        settings = {"num_groups": groups, "epsilon": norm.attributes.get("epsilon", 1e-5)}
-        whole = replace(norm, op="GroupNormalization", inputs=(x, *names), outputs=chain[-1].outputs)
-        joined[chain[-1].outputs[0]] = replace(whole, attributes=settings)
-        left |= {node.outputs[0] for node in (before, *chain[:-1])}
-        left |= {back.outputs[0]} if len(users[back.outputs[0]]) == 1 else set()
-        for name in norm.inputs[1:]:
-            if all(node.op == "InstanceNormalization" and node.outputs[0] in left for node in users[name]):
-                constants.pop(name, None)
+    for chain in chains:
+        if (whole := _joined_group_norm(chain, shapes, constants)) is not None:
+            joined[whole.outputs[0]] = whole
+            left.update(node.outputs[0] for node in chain[:-1])
+            shape = chain[2].inputs[1]
+            left |= {shape} & single.keys()
+            for name in chain[1].inputs[1:]:
+                if name in single:
+                    del constants[name]
     nodes = (joined.get(node.outputs[0], node) for node in graph.nodes if node.outputs[0] not in left)
-    return replace(graph, nodes=tuple(nodes), constants=constants) if joined else graph
+    return replace(graph, nodes=tuple(nodes), constants=constants)
+
+
+def _norm_of_groups(
+    norm: OperatorNode, makers: Mapping[str, OperatorNode], single: Mapping[str, OperatorNode]
+) -> list[OperatorNode] | None:
+    """Return the five nodes of a group norm around the one that normalizes, None for another norm.
+
+    `makers` are the nodes by their outputs, `single` the users of values that are used once.
+    """
+    before = makers.get(norm.inputs[0])
+    if before is None or before.op != "Reshape" or single.get(norm.inputs[0]) is not norm:
+        return None
+    chain = [before, norm]
+    for op in ("Reshape", "Mul", "Add"):
+        after = single.get(chain[-1].outputs[0])
+        if after is None or after.op != op:
+            return None
+        chain.append(after)
+    back = makers.get(chain[2].inputs[1])
+    same = back is not None and (back.op, back.inputs[0]) == ("Shape", before.inputs[0])
+    return chain if same else None
+
+
+def _joined_group_norm(
+    chain: Sequence[OperatorNode], shapes: ShapeTracer, constants: dict[str, Constant]
+) -> OperatorNode | None:
+    """Return the group norm that these nodes are, with its rows among the constants; None if they are none."""
+    before, norm, *_ = chain
+    x = before.inputs[0]
+    shape, grouped = shapes.shape(x), shapes.shape(before.outputs[0])
+    rows = [name for node in chain[3:] for name in node.inputs if name in constants]
+    if shape is None or grouped is None or len(grouped) != 3 or len(shape) < 2 or len(rows) != 2:
+        return None
+    channels, (batch, groups, _) = shape[1], grouped
+    extents = (channels, *[1] * (len(shape) - 2))
+    if (batch, channels % groups) != (shape[0], 0) or any(constants[row].shape != extents for row in rows):
+        return None
+    for number, name in zip((1, 0), norm.inputs[1:], strict=True):
+        if name not in constants or (constants[name].read(name) != number).any():
+            return None
+    names = [f"{row}/row" if len(extents) > 1 else row for row in rows]
+    for name, row in zip(names, rows, strict=True):
+        if name != row:
+            rule = chain_rules(constants[row].rule, Reshape((channels,)))
+            constants[name] = constants[row]._replace(rule=rule)
+    settings = {"num_groups": groups, "epsilon": norm.attributes.get("epsilon", 1e-5)}
+    inputs, outputs = (x, *names), chain[-1].outputs
+    return replace(norm, op="GroupNormalization", inputs=inputs, outputs=outputs, attributes=settings)
 
 
 def _smallest_shapes(graph: Graph) -> dict[str, Shape]:

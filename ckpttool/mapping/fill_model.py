@@ -819,7 +819,7 @@ def _takes_image(rows: int, channels: Collection[int]) -> bool:
 
 
 def _are_orders_recorded(leaf: Leaf | ValueLeaf, other: MatchSide) -> bool:
-    """Return whether both models record the same images in the rows of a matrix and of all that it may fill."""
+    """Return whether both models record the same images in the rows of a matrix and all it may fill."""
     shape = leaf.shape[::-1] if isinstance(leaf, Leaf) else ()
     able = [own for path in other.bare if isinstance(own := other.tree[path], Leaf) and own.shape == shape]
     return bool(able) and all(_matrix_rows(leaf, own) is not None for own in able)

@@ -582,8 +582,10 @@ class ModelRunner:
         It also records the products with the tensors of own classes, under their ids.
         """
         trace = create_tracer(self._backend())
+        if trace is None:
+            return None
         variables = {*map(id, self.variables())}
-        for _, module in iter_modules(self.model) if trace is not None else ():
+        for _, module in iter_modules(self.model):
             own = is_own_class(module)
             for _, tensor in own_tensors(module, variables):
                 trace.add_own(_handle(tensor), id(tensor) if own else None)

@@ -9,6 +9,7 @@ numbers. The syntax is Python 3.7's: interpreters of other environments run this
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from pathlib import Path
@@ -507,7 +508,7 @@ class Trace:
         raise NotImplementedError
 
     def add_own(self, tensor: Any, number: int | None = None) -> None:
-        """Record one of the model's tensors (TensorFlow's reference to one): a weight, a learned query, a table.
+        """Record one of the model's tensors, or TensorFlow's reference to it: a weight, a query, a table.
 
         With a number, the products with it are recorded under that.
         """
@@ -538,7 +539,7 @@ class Trace:
                 self._constants.append(
                     (self._entries[id(tensor)][1].min(initial=1 << 62), tensor_shape(tensor))
                 )
-            elif all([self._is_numbered(one) for one in own.inputs]):
+            elif all(self._is_numbered(one) for one in own.inputs):
                 with contextlib.suppress(Exception):  # what cannot be followed is not known
                     own.follow()
         return self.is_followed(tensor)
@@ -796,7 +797,9 @@ class TorchTrace(Trace):
         with mode():
             yield
 
-    def _note(self, torch: Any, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _note(  # noqa: C901 - one operation after the other
+        self, torch: Any, func: Any, args: Any, kwargs: Any, result: Any
+    ) -> None:
         space, _, name = func._schema.name.partition("::")
         inputs, outputs = (
             [tensor for tensor in list_tensors(value) if isinstance(tensor, torch.Tensor) and tensor.ndim]
@@ -805,13 +808,12 @@ class TorchTrace(Trace):
         if not outputs:
             return
         if not any(self.is_followed(tensor) for tensor in inputs):
+            follow = functools.partial(self._note, torch, func, args, kwargs, result)
             if not inputs:
                 self.add_own(outputs[0])  # zeros, a range
             elif space == "aten" and name not in _WRITES:
                 same = name in _TURNS or tensor_shape(inputs[0]) == tensor_shape(outputs[0])
-                self._derive(
-                    inputs, outputs, lambda: self._note(torch, func, args, kwargs, result), same=same
-                )
+                self._derive(inputs, outputs, follow, same=same)
             return
         if space != "aten" or name in _WRITES:
             if space == "aten" and self.kept(inputs[1:], outputs[0]) and _owns_storage(inputs[0]):
@@ -828,7 +830,7 @@ class TorchTrace(Trace):
             for output in outputs:
                 self.put(output, self.activations.plain(tensor_shape(output)))
             if name in _PRODUCTS:
-                self._multiply(*inputs[-2:], outputs[0])
+                self._multiply(inputs[-2], inputs[-1], outputs[0])
             if name == "glu":
                 self.activations.cut(np.split(self.entries(inputs[0]), 2, (*args, -1)[1])[0])
 

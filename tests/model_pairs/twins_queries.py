@@ -1,7 +1,5 @@
 """Twins of networks with learned queries, own attentions, and parameters outside of layers."""
 
-# ruff: noqa: E731, N802
-
 from __future__ import annotations
 
 import math
