@@ -8,11 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ckpttool.core import framework_order
-from ckpttool.core.activations import plain_order
+from ckpttool.core import framework_order, plain_order
 from ckpttool.formats import open_checkpoint
-from ckpttool.graphs.graph import read_graph
-from ckpttool.graphs.interpreter import evaluate
+from ckpttool.graphs import evaluate, read_graph
 from ckpttool.libraries.onnx_policies import plan_state_dict
 from ckpttool.mapping.layer_kinds import attention_children
 from ckpttool.networks.tracing import TorchTrace

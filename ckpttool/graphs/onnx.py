@@ -266,7 +266,7 @@ def _norm_of_groups(
 def _joined_group_norm(
     chain: Sequence[OperatorNode], shapes: ShapeTracer, constants: dict[str, Constant]
 ) -> OperatorNode | None:
-    """Return the group norm that these nodes are, with its rows among the constants; None if they are none."""
+    """Return the group norm that these nodes are, its rows among the constants; None if they are none."""
     before, norm, *_ = chain
     x = before.inputs[0]
     shape, grouped = shapes.shape(x), shapes.shape(before.outputs[0])

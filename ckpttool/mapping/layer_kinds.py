@@ -372,7 +372,7 @@ def own_attention(framework: str, children: tuple[tuple[str, tuple[str, ...]], .
 
     Args:
         framework: the one of the linear layers.
-        children: each layer's name, and the projections that are its outputs, of equal widths; output is last.
+        children: each layer's name and the projections that it outputs, of equal widths; the output's last.
         form: one of `attention_forms`.
     """
     axis, turned = (0, TRANSPOSE) if framework == "torch" and not form else (1, KEEP)
