@@ -67,6 +67,32 @@ def test_a_sample_of_twins_computes_the_same():
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("name", "forms", "refused"),
+    [
+        # Learned queries: only their layers' words differ between `query`, `key` and `value`.
+        ("set_pooling", "keras,script,pt", ""),
+        # Keys and values are one layer in PyTorch's model.
+        ("latent_queries", "keras,script,pt", ""),
+        # Keras has its own attention, PyTorch's model four linear layers and a mask.
+        ("own_causal_attention", "script,onnx", ""),
+        # Nothing records the order of the rows behind convolutions in a state_dict.
+        ("parameter_lists", "saved_model,script,onnx,pt", "pt"),
+        # Group norms, which ONNX had as several operators.
+        ("denoising_unet", "script,onnx", ""),
+    ],
+)
+def test_queries_attentions_and_parameters_of_own_classes_are_filled_both_ways(name, forms, refused):
+    command = [sys.executable, "-m", "tests.model_pairs.twins", name, "--sources", forms, "--tries", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+    states = {line.split("\t")[1]: line.split("\t")[2] for line in done.stdout.splitlines()}
+    assert {*states} == {*forms.split(",")}
+    for form, state in states.items():
+        assert state in (("refused",) if form == refused else ("right", "assumed")), (form, done.stdout)
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
 def test_parts_that_two_models_join_or_use_in_other_orders_are_arranged_or_named():
     names = ("ddpg_critic_action_first", "geglu_swapped_halves")
     command = [sys.executable, "-m", "tests.model_pairs.twins", *names]

@@ -430,3 +430,24 @@ def test_the_last_number_of_a_name_stands_for_a_name_of_the_other_side() -> None
         layers("b1_0_c", "b2_1_c", "b3_2_c", "b4_3_c"),
     ):
         assert not solve(other, torch).pairs
+
+
+def test_modules_that_shapes_pair_are_not_exchanged_by_rows_of_numbers() -> None:
+    # By their numbers alone, `block_1` and `block_2` would be `mab0` and `mab1`, and `start` would be `pma`.
+    sources = layers(
+        *("start/query:a", "start/key:b", "start/out:a", "start/norm:n"),
+        *("block_1/query:b", "block_1/key:a", "block_1/out:a", "block_1/norm:n"),
+        *("block_2/query:a", "block_2/key:a", "block_2/out:a", "block_2/norm:n"),
+    )
+    targets = layers(
+        *("mab0/fc_q:a", "mab0/fc_k:b", "mab0/fc_o:a", "mab0/ln:n"),
+        *("mab1/fc_q:b", "mab1/fc_k:a", "mab1/fc_o:a", "mab1/ln:n"),
+        *("pma/fc_q:a", "pma/fc_k:a", "pma/fc_o:a", "pma/ln:n"),
+    )
+    modules = {"mab0": "start", "mab1": "block_1", "pma": "block_2"}
+    filled = solved(sources, targets)
+    assert len(filled) == len(targets)
+    assert {target.split("/")[0]: source.split("/")[0] for target, (source, _) in filled.items()} == modules
+    assert all(
+        modules[target.split("/")[0]] == source.split("/")[0] for target, (source, _) in filled.items()
+    )

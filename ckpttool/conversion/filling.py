@@ -355,8 +355,17 @@ def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework
         int(module.get("call", -1)), *(int(module.get(name, "0"), 16) for name in ("after", "leads"))
     )
     parts = tuple(FeaturePart(*part) for part in module.get("parts", ()))
+    products = {name: parse_order(order["in"]) for name, order in module.get("products", {}).items()}
     return ModelModule(
-        tuple(module["path"]), cls, settings, tensors, orders, call, parts, cut=bool(module.get("cut"))
+        tuple(module["path"]),
+        cls,
+        settings,
+        tensors,
+        orders,
+        call,
+        parts,
+        cut=bool(module.get("cut")),
+        products={names.get(name, name): order for name, order in products.items() if order is not None},
     )
 
 

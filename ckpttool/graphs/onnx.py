@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ckpttool.core import limits
@@ -15,6 +16,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.dtypes import np
 from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.source import Shape
 from ckpttool.core.tree import Path, Record, Tree, ValueLeaf, attr, key
 from ckpttool.formats import onnx
 from ckpttool.formats.onnx import (
@@ -29,6 +31,8 @@ from ckpttool.formats.onnx import (
 )
 from ckpttool.graphs.graph import OPSET, Constant, Graph, OperatorNode, Value, inline_constant, trim_inputs
 from ckpttool.graphs.operators import is_known, list_operators
+from ckpttool.graphs.shapes import ShapeTracer
+from ckpttool.mapping.rules import Reshape, chain_rules
 
 _DOMAINS = ("", "ai.onnx")
 _DEEPEST = 20  # functions that call each other
@@ -200,6 +204,101 @@ def _translate(node: _OldNode) -> Iterable[_OldNode]:
     return (node,)
 
 
+def _join_group_norms(graph: Graph) -> Graph:
+    """Return the graph with one node for each group norm that an exporter wrote as several.
+
+    Before operator set 21 PyTorch's exporter reshapes the groups to channels, normalizes those with a scale
+    of ones and an offset of zeros, reshapes back, and multiplies and adds a number for each channel
+    (torch/onnx/symbolic_opset9.py, group_norm).
+    """
+    users: dict[str, list[OperatorNode]] = {value.name: [] for value in graph.outputs}
+    for node in graph.nodes:
+        for name in node.inputs:
+            users.setdefault(name, []).append(node)
+    # A result of the graph is used by its caller, too.
+    single = {name: nodes[0] for name, nodes in users.items() if len(nodes) == 1}
+    single = {name: node for name, node in single.items() if name not in {v.name for v in graph.outputs}}
+    makers = {name: node for node in graph.nodes for name in node.outputs}
+    norms = (node for node in graph.nodes if node.op == "InstanceNormalization")
+    chains = [chain for norm in norms if (chain := _norm_of_groups(norm, makers, single)) is not None]
+    if not chains:
+        return graph
+    shapes = ShapeTracer(graph, _smallest_shapes(graph))
+    for node in graph.nodes:
+        shapes.add(node)
+    constants = dict(graph.constants)
+    joined: dict[str, OperatorNode] = {}
+    left: set[str] = set()
+    for chain in chains:
+        if (whole := _joined_group_norm(chain, shapes, constants)) is not None:
+            joined[whole.outputs[0]] = whole
+            left.update(node.outputs[0] for node in chain[:-1])
+            shape = chain[2].inputs[1]
+            left |= {shape} & single.keys()
+            for name in chain[1].inputs[1:]:
+                if name in single:
+                    del constants[name]
+    nodes = (joined.get(node.outputs[0], node) for node in graph.nodes if node.outputs[0] not in left)
+    return replace(graph, nodes=tuple(nodes), constants=constants)
+
+
+def _norm_of_groups(
+    norm: OperatorNode, makers: Mapping[str, OperatorNode], single: Mapping[str, OperatorNode]
+) -> list[OperatorNode] | None:
+    """Return the five nodes of a group norm around the one that normalizes, None for another norm.
+
+    `makers` are the nodes by their outputs, `single` the users of values that are used once.
+    """
+    before = makers.get(norm.inputs[0])
+    if before is None or before.op != "Reshape" or single.get(norm.inputs[0]) is not norm:
+        return None
+    chain = [before, norm]
+    for op in ("Reshape", "Mul", "Add"):
+        after = single.get(chain[-1].outputs[0])
+        if after is None or after.op != op:
+            return None
+        chain.append(after)
+    back = makers.get(chain[2].inputs[1])
+    same = back is not None and (back.op, back.inputs[0]) == ("Shape", before.inputs[0])
+    return chain if same else None
+
+
+def _joined_group_norm(
+    chain: Sequence[OperatorNode], shapes: ShapeTracer, constants: dict[str, Constant]
+) -> OperatorNode | None:
+    """Return the group norm that these nodes are, its rows among the constants; None if they are none."""
+    before, norm, *_ = chain
+    x = before.inputs[0]
+    shape, grouped = shapes.shape(x), shapes.shape(before.outputs[0])
+    rows = [name for node in chain[3:] for name in node.inputs if name in constants]
+    if shape is None or grouped is None or len(grouped) != 3 or len(shape) < 2 or len(rows) != 2:
+        return None
+    channels, (batch, groups, _) = shape[1], grouped
+    extents = (channels, *[1] * (len(shape) - 2))
+    if (batch, channels % groups) != (shape[0], 0) or any(constants[row].shape != extents for row in rows):
+        return None
+    for number, name in zip((1, 0), norm.inputs[1:], strict=True):
+        if name not in constants or (constants[name].read(name) != number).any():
+            return None
+    names = [f"{row}/row" if len(extents) > 1 else row for row in rows]
+    for name, row in zip(names, rows, strict=True):
+        if name != row:
+            rule = chain_rules(constants[row].rule, Reshape((channels,)))
+            constants[name] = constants[row]._replace(rule=rule)
+    settings = {"num_groups": groups, "epsilon": norm.attributes.get("epsilon", 1e-5)}
+    inputs, outputs = (x, *names), chain[-1].outputs
+    return replace(norm, op="GroupNormalization", inputs=inputs, outputs=outputs, attributes=settings)
+
+
+def _smallest_shapes(graph: Graph) -> dict[str, Shape]:
+    """Return the shapes of a graph's inputs, open extents as 1."""
+    return {
+        value.name: tuple(extent if isinstance(extent, int) else 1 for extent in value.shape)
+        for value in graph.inputs
+        if value.shape is not None
+    }
+
+
 class _Frame(NamedTuple):
     """Where a list of nodes is: its path in the tree, operator sets, and the names of its caller.
 
@@ -248,7 +347,7 @@ class _ModelReader:
         inputs = tuple(_value(part, frame) for part in graph.inputs if part.name not in initializers)
         outputs = tuple(_value(part, frame) for part in graph.outputs)
         constants, self.constants, self.names = self.constants, outer, names
-        return Graph(nodes, inputs, outputs, constants, graph.name)
+        return _join_group_norms(Graph(nodes, inputs, outputs, constants, graph.name))
 
     def nodes(self, nodes: Sequence[OnnxNode], frame: _Frame) -> Iterator[OperatorNode]:
         """Yield the nodes of the table for those of a graph or function."""

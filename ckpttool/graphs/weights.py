@@ -74,7 +74,7 @@ def _looks_up(graph: Graph, node: OperatorNode, weights: Mapping[str, frozenset[
 
 
 # Attributes that distinguish layers of one kind and shape, by the setting's name, and kinds of these layers.
-_SETTINGS = {"dilation": "dilations", "strides": "strides", "epsilon": "epsilon"}
+_SETTINGS = {"dilation": "dilations", "strides": "strides", "epsilon": "epsilon", "groups": "num_groups"}
 _LAYERS = ("window", "norm", "channelwise")
 
 

@@ -543,7 +543,10 @@ class _RecordedOrderReader:
                 return _TracedWeight(
                     tuple(dict.fromkeys(p for weight in weights for p in weight.paths)), shape
                 )
-            return whole[0] if len(whole) == 1 else plain
+            # Such as a mean and a deviation, times noise.
+            paths = tuple(dict.fromkeys(p for weight in whole for p in weight.paths))
+            alike = all(weight.part is None for weight in whole)
+            return whole[0] if len(whole) == 1 else plain._replace(paths=paths if alike else ())
         if kind == "transpose" and first.part is None:
             return first._replace(shape=shape)
         if kind == "transpose" and len(shape) == _MATRIX:
@@ -785,8 +788,9 @@ def _product(
             output = run.fresh((*x.shape[:-1], columns))
             run.record(weight.path, "makes", output)
             return output
-        if len(weight.paths) == 1 and weight.part == (0 if turned else 1):
-            run.record(weight.paths[0], "takes", x)
+        if weight.part in (None, 0 if turned else 1):
+            for path in weight.paths:
+                run.record(path, "takes", x)
     traced = not any(isinstance(operand, _UntracedActivation) for operand in (x, weight))
     return run.fresh(shape) if traced and shape is not None else _UntracedActivation()
 

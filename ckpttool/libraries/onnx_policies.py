@@ -390,7 +390,9 @@ _RULES: dict[str, Callable[[_OnnxLayerFinder, OperatorNode], list[_OnnxLayer]]] 
     "ConvTranspose": _convolution,
     "BatchNormalization": _row_reader("batch_norm", "weight", "bias", "running_mean", "running_var"),
     "LayerNormalization": _row_reader("layer_norm", "weight", "bias"),
-    "InstanceNormalization": _row_reader("layer_norm", "weight", "bias"),
+    **dict.fromkeys(
+        ("InstanceNormalization", "GroupNormalization"), _row_reader("layer_norm", "weight", "bias")
+    ),
     "PRelu": _row_reader("prelu", "weight"),
     "Div": _match_layer_norm,
     "Gather": _embedding,

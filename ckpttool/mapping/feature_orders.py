@@ -26,7 +26,7 @@ from ckpttool.core.tree import Tree
 from ckpttool.mapping.flattening import format_order_option
 from ckpttool.mapping.layer_kinds import LayerFacts, LayerKind
 from ckpttool.mapping.layers import Layer, canonical_tensors
-from ckpttool.mapping.rules import BlockOrder, ChannelOrder, Rule, chain_rules
+from ckpttool.mapping.rules import KEEP, BlockOrder, ChannelOrder, Rule, chain_rules
 
 _LAST, _FIRST = "last", "first"
 _OWN = {"torch": "PyTorch's", "tensorflow": "TensorFlow's"}
@@ -159,7 +159,7 @@ def plan_reordering(
             flatten = layer.facts.flatten or source.parts[0]
             continue
         for name, axis in places:
-            rules.setdefault(name, []).append(_order_rule(axis, source, target))
+            rules.setdefault(name, []).append(order_rule(axis, source, target))
     return FeatureReordering(
         {name: chain_rules(*pair) for name, pair in rules.items()}, flatten, tuple(assumed)
     )
@@ -390,8 +390,10 @@ def _describe_order(order: AxisOrder) -> str:
     )
 
 
-def _order_rule(axis: int, source: AxisOrder, target: AxisOrder) -> Rule:
+def order_rule(axis: int, source: AxisOrder, target: AxisOrder) -> Rule:
     """Return the rule that changes an axis from one order to the other."""
+    if source.positions == target.positions:
+        return KEEP
     forms = framework_order(source.parts, "tensorflow"), framework_order(source.parts, "torch")
     if (source, target) == forms:
         return ChannelOrder(axis, _FIRST, source.parts)

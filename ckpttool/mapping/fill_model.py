@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool.core import dtypes
-from ckpttool.core.activations import NO_CALL, UNKNOWN, AxisOrder, CallPlace, Parts
+from ckpttool.core.activations import NO_CALL, UNKNOWN, AxisOrder, CallPlace, Parts, WeightUse
 from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.digests import hash_tensor
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list, did_you_mean
@@ -237,7 +237,8 @@ class ModelModule:
 
     `orders` are those of its input features ("in") and output features ("out"), None if they could not be
     followed. `call` is its place among the calls of the model. `parts` are those of its input's features;
-    `cut` means that the model uses its output in parts.
+    `cut` means that the model uses its output in parts. `products` are the orders of the features that the
+    tensors of an own class multiply, by their names.
     """
 
     name: Name
@@ -248,6 +249,7 @@ class ModelModule:
     call: CallPlace = NO_CALL
     parts: Parts = ()
     cut: bool = False
+    products: Mapping[str, AxisOrder] = field(default_factory=dict)
 
     def observed_orders(self) -> tuple[AxisOrder | None, AxisOrder | None]:
         """Return the orders of input and output: UNKNOWN if not followed, None if no call showed them."""
@@ -280,7 +282,10 @@ class Skeleton:
             above = tuple(map(attr, part.name))
             containers[above] = Container("module", part.cls, dict(part.settings))
             for name, path in part.tensors.items():
-                leaves[(*above, attr(name))] = self.tree[path]
+                leaf = self.tree[path]
+                if isinstance(leaf, Leaf) and name in part.products:
+                    leaf = replace(leaf, use=WeightUse(part.products[name]))
+                leaves[(*above, attr(name))] = leaf
                 places[(*above, attr(name))] = path
         return Tree(leaves, containers=containers), places
 
@@ -637,7 +642,7 @@ def _find_both(
         # named by the user stays separate.
         with contextlib.suppress(UsageError):
             both = find(more), find_own(more)
-            one, other = (_tensor_name_sets(layers, more) for layers in both)
+            one, other = (_composed_forms(layers, more, foreign=classes) for layers in both)
             mine, target_layers = both if one and other and one != other else (mine, target_layers)
     return mine, target_layers
 
@@ -694,9 +699,13 @@ def _kind_names(layers: Sequence[Layer]) -> frozenset[str]:
     return frozenset(kind.name for layer in layers for kind in layer.kinds)
 
 
-def _tensor_name_sets(layers: Sequence[Layer], names: Collection[str]) -> frozenset[frozenset[str]]:
-    """Return the tensor names of the layers of these kinds, without duplicates."""
-    return frozenset(frozenset(layer.tensors) for layer in layers if _kind_names([layer]) <= frozenset(names))
+def _composed_forms(
+    layers: Sequence[Layer], names: Collection[str], *, foreign: bool
+) -> frozenset[frozenset[str] | int]:
+    """Return how the layers of these kinds are composed: the names of tensors, or only their number."""
+    composed = [layer for layer in layers if _kind_names([layer]) <= frozenset(names)]
+    kernels = [frozenset(name for name in layer.tensors if "bias" not in name) for layer in composed]
+    return frozenset(len(one) if foreign else one for one in kernels)
 
 
 def _drop_bare_embeddings(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
@@ -809,6 +818,22 @@ def _takes_image(rows: int, channels: Collection[int]) -> bool:
     return any(0 < count < rows and rows % count == 0 for count in channels)
 
 
+def _are_orders_recorded(leaf: Leaf | ValueLeaf, other: MatchSide) -> bool:
+    """Return whether both models record the same images in the rows of a matrix and all it may fill."""
+    shape = leaf.shape[::-1] if isinstance(leaf, Leaf) else ()
+    able = [own for path in other.bare if isinstance(own := other.tree[path], Leaf) and own.shape == shape]
+    return bool(able) and all(_matrix_rows(leaf, own) is not None for own in able)
+
+
+def _matrix_rows(leaf: Leaf | ValueLeaf, own: Leaf | ValueLeaf) -> tuple[AxisOrder, AxisOrder] | None:
+    """Return the recorded orders of what two matrices multiply, None unless both have the same images."""
+    uses = [tensor.use for tensor in (leaf, own) if isinstance(tensor, Leaf) and tensor.use is not None]
+    orders = [use.takes for use in uses if use.takes not in (None, UNKNOWN)]
+    if len(orders) < 2 or orders[0] is None or orders[1] is None or orders[0].parts != orders[1].parts:
+        return None
+    return orders[0], orders[1]
+
+
 def _turned_kernel(rank: int, framework: str) -> Permute:
     """Return the rule from a kernel of a framework to that of the other one; vectors stay as they are."""
     permutation = kernel_permutation(rank - 2) if rank > 1 else Permute(tuple(range(rank)))
@@ -819,8 +844,8 @@ def _use_lone_forms(one: MatchSide, other: MatchSide, framework: str = "") -> Ma
     """Return a side whose lone tensors have the form of the other framework's if it has only that.
 
     With a framework, kernels are turned as well: where their shapes show it, and square ones that have the
-    name of such a kernel. A matrix that may take a flattened image is none of them: the order of its rows is
-    unknown.
+    name of such a kernel. A matrix that may take a flattened image is none of them, unless the computations
+    of both models record the order of its rows.
     """
     there = _squeezed_signatures(other)
     shapes = [leaf.shape for _, leaf in one.tree.tensors() if leaf.role in STATES]
@@ -838,7 +863,10 @@ def _use_lone_forms(one: MatchSide, other: MatchSide, framework: str = "") -> Ma
             ):
                 squares[path] = stem
         elif len(fitting := forms & there) == 1 and not (
-            framework and len(shape) == 2 and _takes_image(shape[framework == "torch"], channels)
+            framework
+            and len(shape) == 2
+            and _takes_image(shape[framework == "torch"], channels)
+            and not _are_orders_recorded(leaf, other)
         ):
             candidates[number] = candidate._replace(signatures=fitting)
             stems |= {stem} - ({stem} if (BARE, _squeezed(shape)) in fitting else set())
@@ -1198,6 +1226,9 @@ class _FillBuilder:
                 rule, reason = Reshape(own.shape), f"axes of extent 1, {extents}"
             elif leaf.shape != own.shape or source in self.source.turned:
                 rule = _turned_kernel(len(leaf.shape), self._frameworks[0])
+                if len(leaf.shape) == 2 and (rows := _matrix_rows(leaf, own)) is not None:
+                    axis = 0 if self._frameworks[1] == "tensorflow" else 1
+                    rule = chain_rules(rule, feature_orders.order_rule(axis, *rows))
                 reason = f"not part of a known layer, taken as a kernel with its framework's axes, {extents}"
             else:
                 reason = "not part of a known layer, so its axes stay as they are"

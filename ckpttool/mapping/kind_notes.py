@@ -62,8 +62,10 @@ def layer_settings(layer: Layer) -> dict[str, object]:
             if torch or isinstance(settings.get(name), (str, bool)):
                 comparable[name] = usual if torch else settings[name]
     cls = about.cls or _class_from_name(layer)
+    many = _find_setting(settings, "groups")
+    if kind.name in NORM_KIND_NAMES and not cls and isinstance(many, int):
+        comparable["norm"] = f"over {many} groups"  # of a graph's operator
     if kind.name in NORM_KIND_NAMES and kind.name in kinds_by_class().get(cls, ()):
-        many = _find_setting(settings, "groups")
         of_groups = _INSTANCE if many == -1 else _GROUPS if many is None else f"over {many} groups"
         comparable["norm"] = "over all channels"
         if cls.startswith(("Group", "Instance")):

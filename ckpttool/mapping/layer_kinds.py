@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from itertools import combinations
 from math import prod
 from types import MappingProxyType
@@ -359,95 +359,120 @@ TORCH = LayerKind(
 )
 
 
-def _separate_kind(names: tuple[str, str, str, str]) -> LayerKind:
-    """Return an attention of four linear layers with these names, as PyTorch programs build their own."""
-    pairs = list(zip(_ALL, names, strict=True))
-    return LayerKind(
-        "attention",
-        "torch",
-        tuple(
-            weight
-            for name, child in pairs
-            for weight in (
-                WeightSpec(f"{child}/weight", f"{name}_kernel", 2, TRANSPOSE),
-                WeightSpec(f"{child}/bias", f"{name}_bias", 1, optional=True),
-            )
-        ),
-        "separate",
-        opt_in=True,
-    )
+_JOINED = (
+    "an attention layer with one layer for several projections outputs query, key and value, in this order"
+)
 
 
-def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:
-    """Return an attention of two linear layers, the first with query, key and value as outputs in this order.
+@cache
+def own_attention(framework: str, children: tuple[tuple[str, tuple[str, ...]], ...], form: str) -> LayerKind:
+    """Return an attention of several linear layers, as programs build their own.
 
-    If heads interleave (GPT-NeoX's `query_key_value`), the rows have another order, which is not
-    supported.
+    If heads interleave (GPT-NeoX's `query_key_value`), the rows have another order, which is not supported.
+
+    Args:
+        framework: the one of the linear layers.
+        children: each layer's name and the projections that it outputs, of equal widths; the output's last.
+        form: one of `attention_forms`.
     """
-    axis, turned = (1, KEEP) if in_out else (0, TRANSPOSE)
+    axis, turned = (0, TRANSPOSE) if framework == "torch" and not form else (1, KEEP)
+    stored = dict(attention_forms(framework))[form]
 
     def read(group: Group, facts: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
-        width = group[f"{joined}/weight"].shape[axis] // 3
         rows = []
-        for number, name in enumerate(PROJECTIONS):
-            bounds = (number * width, (number + 1) * width, 3 * width)
-            kernel = chain_rules(AxisSlice(axis, *bounds), turned)
-            rows.append(TensorMapping(f"{joined}/weight", f"{name}_kernel", kernel))
-            rows.append(TensorMapping(f"{joined}/bias", f"{name}_bias", AxisSlice(0, *bounds)))
-        rows.append(TensorMapping(f"{out}/weight", "output_kernel", turned))
-        rows.append(TensorMapping(f"{out}/bias", "output_bias"))
-        return LayerMapping(tuple(rows), assumed=(_BLOCKS,))
+        for child, parts in children:
+            kernel, bias = (f"{child}/{name}" for name in stored)
+            width = group[kernel].shape[axis] // len(parts)
+            for number, part in enumerate(parts):
+                bounds = (number * width, (number + 1) * width, len(parts) * width)
+                of_kernel, of_bias = ((AxisSlice(n, *bounds),) if len(parts) > 1 else () for n in (axis, 0))
+                rows.append(TensorMapping(kernel, f"{part}_kernel", chain_rules(*of_kernel, turned)))
+                rows.append(TensorMapping(bias, f"{part}_bias", chain_rules(*of_bias)))
+        joined = any(len(parts) > 1 for _, parts in children)
+        return LayerMapping(tuple(rows), assumed=(_JOINED,) if joined else ())
 
     def shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
         require_tensors(TORCH, canonical, [f"{name}_kernel" for name in _ALL])
-        widths = {canonical[f"{name}_kernel"].shape for name in PROJECTIONS}
-        if len(widths) != 1:
-            raise MappingError(
-                "a combined layer for query, key and value requires equal widths",
-                found=", ".join(str(list(shape)) for shape in sorted(widths)),
-            )
-        (inputs, width), outputs = widths.pop(), canonical["output_kernel"].shape
-        matrices = {joined: (inputs, 3 * width), out: outputs}
-        return {
-            **{f"{name}/weight": shape if in_out else shape[::-1] for name, shape in matrices.items()},
-            **{f"{name}/bias": shape[1:] for name, shape in matrices.items()},
-        }
+        result: dict[str, Shape] = {}
+        for child, parts in children:
+            widths = {canonical[f"{part}_kernel"].shape for part in parts}
+            if len(widths) != 1:
+                raise MappingError(
+                    "one layer for several projections of an attention requires equal widths",
+                    found=", ".join(str(list(shape)) for shape in sorted(widths)),
+                )
+            (inputs, width) = widths.pop()
+            shape = (inputs, width * len(parts))
+            result |= {
+                f"{child}/{stored[0]}": shape if axis else shape[::-1],
+                f"{child}/{stored[1]}": shape[1:],
+            }
+        return result
 
     def fits(group: Group) -> bool:
-        shape = group[f"{joined}/weight"].shape
-        wide, out_shape = shape[axis], group[f"{out}/weight"].shape
-        bias = group.get(f"{joined}/bias")
-        inner = out_shape[0 if in_out else 1]
-        return wide == 3 * inner and (bias is None or bias.shape == (wide,))
+        widths: dict[str, int] = {}
+        for child, parts in children:
+            width, bias = group[f"{child}/{stored[0]}"].shape[axis], group.get(f"{child}/{stored[1]}")
+            if width % len(parts) or (bias is not None and bias.shape != (width,)):
+                return False
+            widths |= dict.fromkeys(parts, width // len(parts))
+        inner = group[f"{children[-1][0]}/{stored[0]}"].shape[1 - axis]
+        return widths["query"] == widths["key"] and widths["value"] == inner
 
     weights = tuple(
         WeightSpec(f"{child}/{name}", "", rank, optional=rank == 1)
-        for child in (joined, out)
-        for name, rank in (("weight", 2), ("bias", 1))
+        for child, _ in children
+        for name, rank in zip(stored, (2, 1), strict=True)
     )
-    form = "fused_in_out" if in_out else "fused"
-    return LayerKind("attention", "torch", weights, form, fits, read, shapes=shapes, opt_in=True)
+    title = "separate" if all(len(parts) == 1 for _, parts in children) else "fused"
+    return LayerKind(
+        "attention", framework, weights, f"{title}_{form}".rstrip("_"), fits, read, shapes=shapes, opt_in=True
+    )
 
 
-_BLOCKS = "an attention layer with one combined projection outputs query, key and value, in this order"
-_NAMES = (
-    *(("q_proj", "k_proj", "v_proj", out) for out in ("out_proj", "o_proj", "proj", "out")),
-    *(("q", "k", "v", out) for out in ("o", "out", "proj", "output", "out_proj")),
-    *(("query", "key", "value", out) for out in ("output", "out", "proj", "out_proj", "dense")),
-    *(("wq", "wk", "wv", "wo"), ("w_q", "w_k", "w_v", "w_o"), ("W_q", "W_k", "W_v", "W_o")),
-    *(("to_q", "to_k", "to_v", "to_out"), ("q_lin", "k_lin", "v_lin", "out_lin")),
-    *(("fc_q", "fc_k", "fc_v", "fc_o"), ("linear_q", "linear_k", "linear_v", "linear_out")),
-)
-# Sources: timm/layers/attention.py (qkv, proj); GPT-2 in Transformers (Conv1D) and nanoGPT (c_attn, c_proj).
-KINDS: tuple[LayerKind, ...] = (
-    KERAS,
-    TORCH,
-    *map(_separate_kind, _NAMES),
-    _fused_kind("qkv", "proj", in_out=False),
-    _fused_kind("qkv", "out_proj", in_out=False),
-    _fused_kind("c_attn", "c_proj", in_out=False),
-    _fused_kind("c_attn", "c_proj", in_out=True),
-)
+def attention_forms(framework: str) -> tuple[tuple[str, tuple[str, str]], ...]:
+    """Return how programs store the linear layers of their own attentions: form, names of matrix and bias.
+
+    GPT-2 of Transformers has matrices as [in, out]. Keras files may only number variables.
+    """
+    if framework == "torch":
+        return ("", ("weight", "bias")), ("in_out", ("weight", "bias"))
+    return ("", ("kernel", "bias")), ("numbered", ("vars/0", "vars/1"))
+
+
+# Projections by the words of a linear layer's name. Sources: timm/layers/attention.py (qkv, proj); GPT-2 in
+# Transformers (Conv1D) and nanoGPT (c_attn, c_proj); juho-lee/set_transformer (fc_q); lucidrains/perceiver
+# (to_q, to_kv, to_out).
+_ROLES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("q", "wq", "query", "queries"), ("query",)),
+    **dict.fromkeys(("k", "wk", "key", "keys"), ("key",)),
+    **dict.fromkeys(("v", "wv", "value", "values"), ("value",)),
+    **dict.fromkeys(("kv", "wkv"), ("key", "value")),
+    **dict.fromkeys(("qkv", "wqkv", "c_attn"), PROJECTIONS),
+    **dict.fromkeys(("", "o", "wo", "out", "output", "c"), (_OUT,)),
+}
+_ANY_LAYER = frozenset(("to", "proj", "projection", "linear", "lin", "fc", "dense", "net", "layer", "w"))
+
+
+def attention_children(names: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...] | None:
+    """Return the linear layers of an attention among those of one module, with the projections of each.
+
+    Their names state them; the output's may be the only other one. None if they are no attention.
+    """
+    roles: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        words = "_".join(word for word in name.lower().strip("_").split("_") if word not in _ANY_LAYER)
+        roles.setdefault(_ROLES.get(words, ()), []).append(name)
+    outputs = roles.pop((_OUT,), None) or roles.get((), [])
+    roles.pop((), None)
+    children = [(names[0], parts) for parts, names in roles.items() if len(names) == 1]
+    projected = sorted(part for _, parts in children for part in parts)
+    if len(outputs) != 1 or len(children) < len(roles) or projected != sorted(PROJECTIONS):
+        return None
+    return (*children, (outputs[0], (_OUT,)))
+
+
+KINDS: tuple[LayerKind, ...] = (KERAS, TORCH)
 
 
 def _matrix(rank: int, kernel: str, bias: str = "bias", rule: Rule = KEEP) -> tuple[WeightSpec, ...]:

@@ -34,6 +34,9 @@ from ckpttool.mapping.layer_kinds import (
     LayerKind,
     LayerOption,
     Name,
+    attention_children,
+    attention_forms,
+    own_attention,
 )
 from ckpttool.mapping.rules import KEEP, Rule, chain_rules, merge_parts
 
@@ -277,15 +280,27 @@ def _composed_modules(
             below.setdefault(at[0][:-1], []).append(at)
     able = [kind for kind in COMPOSED if kind.framework == framework]
     for parent, members in below.items():
-        for kind in able:
+        for kind in (*able, *_own_attentions(modules, members, framework)):
             accepts = requested.get(kind.name)
             if kind.opt_in and (accepts is None or not accepts("/".join(parent))):
                 continue
-            own = [(parent, "")] if (parent, "") in modules else []
+            # A buffer beside linear layers, such as a mask, is no part of their attention.
+            has_own = any("/" not in weight.name for weight in kind.weights)
+            own = [(parent, "")] if has_own and (parent, "") in modules else []
             whole, used = _compose_module(modules, parent, [*own, *members], kind)
             if kind.fits(whole.group(tree)):
-                yield whole, used
+                yield whole._replace(kinds=(kind,)), used
                 break
+
+
+def _own_attentions(modules: Mapping[_At, Layer], members: list[_At], framework: str) -> Iterator[LayerKind]:
+    """Yield the attentions that linear layers in one module may be."""
+    for form, (kernel, bias) in attention_forms(framework):
+        linear = [
+            _projection_name(at[0]) for at in members if {kernel} <= {*modules[at].tensors} <= {kernel, bias}
+        ]
+        if (children := attention_children(linear)) is not None:
+            yield own_attention(framework, children, form)
 
 
 def _compose_module(
@@ -574,7 +589,7 @@ def find_layers(
     named = partial(_matches_choice, [choice for choice in options if choice.kind is not None])
     for module in find_modules(tree, framework, requested, described, named):
         group = module.group(tree)
-        fitting = candidate_kinds(group, framework, module.last)
+        fitting = module.kinds or candidate_kinds(group, framework, module.last)
         if not fitting and framework == "tensorflow" and named("/".join(module.name)):
             fitting = tuple(kind for kind in NUMBERED if kind.fits(group))
         if not fitting and classes:
@@ -745,7 +760,7 @@ def _apply_options(
         ) or tuple(
             # Another form of the kind, if the shapes fit no usual one.
             kind
-            for kind in KINDS
+            for kind in (*KINDS, *layer.kinds)
             if kind.framework == framework and kind.name == choice.kind and kind.fits(group)
         )
         if not fitting:

@@ -717,16 +717,21 @@ class _Solver:
         if not (sources and targets):
             return sources, targets
         left = self._only_fits(sources, targets)
-        tried: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+        tried: set[tuple[bool, tuple[int, ...], tuple[int, ...]]] = set()
+        by_row = False
         while left[0] and left[1]:
             before = len(self.pairs)
             for having, wanting in self._groups(*left):
-                if (mark := (tuple(having), tuple(wanting))) not in tried:
+                if (mark := (by_row, tuple(having), tuple(wanting))) not in tried:
                     tried.add(mark)
-                    self._resolve(having, wanting)
+                    self._resolve(having, wanting, by_row=by_row)
             if len(self.pairs) == before:
-                break
+                if by_row:
+                    break
+                by_row = True
+                continue
             tried.clear()
+            by_row = False
             matched = {p.source for p in self.pairs[before:]}, {p.target for p in self.pairs[before:]}
             left = self._only_fits(*([n for n in left[i] if n not in matched[i]] for i in (0, 1)))
         if self.accept_order and left[0] and left[1]:
@@ -745,8 +750,11 @@ class _Solver:
                 groups.setdefault(tuple(wanting), having)
         return [(having, list(wanting)) for wanting, having in groups.items()]
 
-    def _resolve(self, having: list[int], wanting: list[int]) -> None:
-        """Match layers that all fit each other, by words, by their modules and by their numbers."""
+    def _resolve(self, having: list[int], wanting: list[int], *, by_row: bool) -> None:
+        """Match layers that all fit each other, by words and by their modules, or by the order of their row.
+
+        What words and modules decide comes first for all kinds of layers: a row of numbers is weaker.
+        """
         ways: tuple[tuple[Any, By], ...] = (
             (self._by_settings, "only fit"),
             (self._by_words, "words"),
@@ -759,10 +767,11 @@ class _Solver:
                 if len(source_part) == len(target_part) == 1:
                     self._pair(source_part[0], target_part[0], by)
                 elif len(source_part) < len(having) or len(target_part) < len(wanting):
-                    self._resolve(source_part, target_part)
+                    self._resolve(source_part, target_part, by_row=by_row)
             if len(self.pairs) > count:
                 return
-        for parted in (self._by_numbers, self._by_calls, self._by_stems, self._by_normed_layers):
+        rows = (self._by_numbers, self._by_calls, self._by_stems, self._by_normed_layers) if by_row else ()
+        for parted in rows:
             parted(having, wanting)
             if len(self.pairs) > count:
                 return

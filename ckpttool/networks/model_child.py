@@ -176,6 +176,13 @@ def has_own_call(value: Any) -> bool:
     return False
 
 
+def is_own_class(module: Any) -> bool:
+    """Return whether a user-defined class, or a list of parameters, has a module's tensors."""
+    framework = model_framework(module)
+    listed = framework_class(module) in ("ParameterList", "ParameterDict")
+    return framework == "tensorflow" or listed or has_own_call(module)
+
+
 def model_framework(value: Any) -> str | None:
     """Return the framework of the model: torch, keras or tensorflow."""
     # Keras 2 is inside tensorflow until 2.12 (tensorflow.python.keras), or is installed as keras or tf_keras.
@@ -312,6 +319,12 @@ def model_variables(model: Any) -> list[Any]:
         if not is_tf_module(module):
             variables.update((id(variable), variable) for variable in module.weights)
     return list(variables.values())
+
+
+def _handle(tensor: Any) -> Any:
+    """Return TensorFlow's reference to a variable, which Keras 3 has inside its own; PyTorch's tensor."""
+    inner = tensor if hasattr(tensor, "handle") else getattr(tensor, "_value", tensor)
+    return getattr(inner, "handle", tensor)
 
 
 _SOME = 8
@@ -458,6 +471,11 @@ class ModelRunner:
             ]
             tensors = [row for row in named if isinstance(row[1], int) or row[1] in stored]
             row = dict(describe_module(module), path=path, own=own, tensors=tensors)
+            row["products"] = {
+                name: called[id(tensor)]["orders"]
+                for name, tensor in own_tensors(module, numbers)
+                if id(tensor) in called and is_own_class(module)
+            }
             rows.append(dict(row, **called.get(id(module), {})))
         return rows
 
@@ -568,8 +586,22 @@ class ModelRunner:
         ) from first
 
     def trace(self) -> Trace | None:
-        """Return a new trace of the framework that computes, None if it cannot be traced."""
-        return create_tracer(self.framework)
+        """Return a new trace of the framework that computes, None if it cannot be traced.
+
+        It also records the products with the tensors of own classes, under their ids.
+        """
+        trace = create_tracer(self._backend())
+        if trace is None:
+            return None
+        variables = {*map(id, self.variables())}
+        for _, module in iter_modules(self.model):
+            own = is_own_class(module)
+            for _, tensor in own_tensors(module, variables):
+                trace.add_own(_handle(tensor), id(tensor) if own else None)
+        return trace
+
+    def _backend(self) -> str:
+        return self.framework
 
     def record_operations(
         self, recorder: OperationRecorder, names: list[str], arrays: list[Any], *, exact: bool
@@ -1168,14 +1200,6 @@ class TensorFlowRunner(ModelRunner):
                     facts[id(module)]["names"] = names
         return facts
 
-    def trace(self) -> Trace | None:
-        """Return a trace that also records the products with each variable, under its id."""
-        trace = super().trace()
-        if trace is not None:
-            for variable in self.variables():
-                trace.weigh(id(variable), getattr(variable, "handle", None))
-        return trace
-
     def has_own_call(self, module: Any) -> bool:
         """Return False: a tf.Module has no call that shows its function."""
         del module
@@ -1490,10 +1514,6 @@ class KerasRunner(TensorFlowRunner):
         with contextlib.suppress(Exception):  # the lengths of free axes are guessed
             return self.follow(declared) if declared else {}
         return {}
-
-    def trace(self) -> Trace | None:
-        """Return a new trace of Keras's backend."""
-        return create_tracer(self._backend())
 
     def _backend(self) -> str:
         if (

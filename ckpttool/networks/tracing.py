@@ -9,13 +9,14 @@ numbers. The syntax is Python 3.7's: interpreters of other environments run this
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator  # noqa: UP035 - Python 3.7's
 
 from ckpttool.core.activations import MIXED, ActivationTracker, FeaturePart, TrackingLimitError, common_parts
-from ckpttool.core.deferred import DeferredModule
+from ckpttool.core.deferred import DeferredModule, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -476,6 +477,20 @@ _IMAGE_RANK = 3
 UNKNOWN: dict[str, Any] = {"parts": None, "index": None}
 
 
+class _OwnTensor(NamedTuple):
+    """One of a model's tensors, or the result of operations on them alone.
+
+    It is kept, because an id may be reused. `numbers` are those of the tensors whose features it has. Few
+    layers take such a result, so that its entries get numbers when one does: `follow` gives them to it after
+    its inputs have them.
+    """
+
+    tensor: Any
+    numbers: tuple[int, ...] = ()
+    inputs: tuple[Any, ...] = ()
+    follow: Callable[[], None] | None = None
+
+
 class Trace:
     """Entry numbers of every tensor of one call, and those of each module's inputs and outputs."""
 
@@ -493,20 +508,75 @@ class Trace:
         # Tensors are kept, because an id may be reused.
         self._entries: dict[int, tuple[Any, Any]] = {}
         self._visited: dict[int, dict[str, list[Any]]] = {}
-        # Variables by their handles, and the tensors read from them: kept, because an id may be reused.
-        self._handles: dict[int, tuple[Any, int]] = {}
-        self._read: dict[int, tuple[Any, int]] = {}
         # The results that are the model's inputs.
         self._inputs: list[int] = []
+        # The model's own tensors, and what operations make of them alone.
+        self._own: dict[int, _OwnTensor] = {}
+        # The first numbers of the model's tensors, and their shapes.
+        self._constants: list[tuple[int, tuple[int, ...]]] = []
 
     def following(self) -> contextlib.AbstractContextManager[None]:
         """Trace the operations of the framework in a block, if it reports them."""
         raise NotImplementedError
 
-    def weigh(self, number: int, handle: Any) -> None:
-        """Record under a number the products with a variable; `handle` is TensorFlow's reference to it."""
-        if handle is not None:
-            self._handles[id(handle)] = handle, number
+    def add_own(self, tensor: Any, number: int | None = None) -> None:
+        """Record one of the model's tensors, or TensorFlow's reference to it: a weight, a query, a table.
+
+        With a number, the products with it are recorded under that.
+        """
+        if tensor is not None:
+            self._own[id(tensor)] = _OwnTensor(tensor, () if number is None else (number,))
+
+    def _derive(
+        self, inputs: list[Any], outputs: list[Any], follow: Callable[[], None], *, same: bool
+    ) -> None:
+        """Record the results of an operation if all numbers that it takes are the model's own tensors'.
+
+        Integers are settings: axes, positions. `follow` numbers the results; `same` means that they have the
+        features of the inputs.
+        """
+        own = [self._own[id(tensor)] for tensor in inputs if id(tensor) in self._own]
+        others = [tensor for tensor in inputs if id(tensor) not in self._own and tensor_shape(tensor)]
+        if own and not any("float" in str(tensor.dtype) for tensor in others):
+            numbers = tuple(number for one in own for number in one.numbers) if same else ()
+            for tensor in outputs:
+                self._own[id(tensor)] = _OwnTensor(tensor, numbers, tuple(one.tensor for one in own), follow)
+
+    def _is_numbered(self, tensor: Any) -> bool:
+        """Return whether a tensor's entries have numbers, after those of the model's own tensors got them."""
+        own = self._own.get(id(tensor))
+        if own is not None and not self.is_followed(tensor):
+            if own.follow is None:
+                self.put(tensor, self.activations.plain(tensor_shape(tensor)))
+                self._constants.append(
+                    (self._entries[id(tensor)][1].min(initial=1 << 62), tensor_shape(tensor))
+                )
+            elif all(self._is_numbered(one) for one in own.inputs):
+                with contextlib.suppress(Exception):  # what cannot be followed is not known
+                    own.follow()
+        return self.is_followed(tensor)
+
+    def _is_constant(self, row: Any) -> bool:
+        return any(((row >= n) & (row < n + int(np.prod(shape)))).any() for n, shape in self._constants)
+
+    def _is_flattened(self, row: Any) -> bool:
+        """Return whether a row has entries of several axes of one of the model's tensors.
+
+        The other framework may store its axes in another order.
+        """
+        for start, shape in self._constants:
+            at = row[(row >= start) & (row < start + int(np.prod(shape)))] - start
+            if len(at) and sum(len(np.unique(axis)) > 1 for axis in np.unravel_index(at, shape)) > 1:
+                return True
+        return False
+
+    def _multiply(self, x: Any, matrix: Any, output: Any) -> None:
+        """Record the product of a value with a matrix that has the features of own tensors."""
+        own = self._own.get(id(matrix))
+        if own is not None and self.is_followed(x):
+            for number in dict.fromkeys(own.numbers):
+                self._use(number, "in", x, -1)
+                self._use(number, "out", output, -1)
 
     def is_followed(self, tensor: Any) -> bool:
         """Return whether the tensor's entries already have numbers."""
@@ -514,7 +584,7 @@ class Trace:
 
     def entries(self, tensor: Any) -> Any:
         """Return the numbers of a tensor's entries; assign new ones if it has none."""
-        if id(tensor) not in self._entries:
+        if not self._is_numbered(tensor):
             self.put(tensor, self.activations.plain(tensor_shape(tensor)))
         return self._entries[id(tensor)][1]
 
@@ -552,7 +622,7 @@ class Trace:
         for side, value in (("in", inputs), ("out", outputs)):
             tensor = next(iter(list_tensors(value)), None)
             shape = tensor_shape(tensor)
-            if len(shape) > 1 and self.is_followed(tensor):
+            if len(shape) > 1 and self._is_numbered(tensor):
                 self._use(id(module), side, tensor, axis(len(shape)))
             elif len(shape) > 1 and side == "in":
                 # Its way here was not reported, e.g. through NumPy.
@@ -561,9 +631,12 @@ class Trace:
     def _use(self, number: int, side: str, tensor: Any, axis: int) -> None:
         moved = np.moveaxis(self.entries(tensor), axis, -1)
         rows = moved.reshape(-1, moved.shape[-1])
-        # The first position may be padding.
+        # The first position may be padding, or a class token.
         whole = np.flatnonzero((rows >= 0).all(1))
-        self._visited.setdefault(number, {}).setdefault(side, []).append(rows[whole[0] if len(whole) else 0])
+        from_inputs = [at for at in whole if not self._is_constant(rows[at])] if self._constants else whole
+        row = rows[[*from_inputs, *whole, 0][0]]
+        calls = self._visited.setdefault(number, {}).setdefault(side, [])
+        calls.append(None if self._constants and self._is_flattened(row) else row)
 
     def border(self, value: Any, channel: int) -> None:
         """Record the model's inputs or outputs; their rank shows whether they are images."""
@@ -683,6 +756,9 @@ _MIXES = (
     "cumsum",
     "sort",
 )
+# The last two inputs are a value and a matrix.
+_PRODUCTS = frozenset(("mm", "addmm"))
+_TURNS = frozenset(("t", "transpose", "permute", "numpy_T"))
 _WRITES = frozenset(
     ("copy_", "index_put_", "_index_put_impl_", "scatter_", "slice_scatter", "select_scatter")
 )
@@ -733,13 +809,23 @@ class TorchTrace(Trace):
         with mode():
             yield
 
-    def _note(self, torch: Any, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _note(  # noqa: C901 - one operation after the other
+        self, torch: Any, func: Any, args: Any, kwargs: Any, result: Any
+    ) -> None:
         space, _, name = func._schema.name.partition("::")
         inputs, outputs = (
             [tensor for tensor in list_tensors(value) if isinstance(tensor, torch.Tensor) and tensor.ndim]
             for value in (args, result)
         )
-        if not outputs or not any(self.is_followed(tensor) for tensor in inputs):
+        if not outputs:
+            return
+        if not any(self.is_followed(tensor) for tensor in inputs):
+            follow = functools.partial(self._note, torch, func, args, kwargs, result)
+            if not inputs:
+                self.add_own(outputs[0])  # zeros, a range
+            elif space == "aten" and name not in _WRITES:
+                same = name in _TURNS or tensor_shape(inputs[0]) == tensor_shape(outputs[0])
+                self._derive(inputs, outputs, follow, same=same)
             return
         if space != "aten" or name in _WRITES:
             if space == "aten" and self.kept(inputs[1:], outputs[0]) and _owns_storage(inputs[0]):
@@ -755,6 +841,8 @@ class TorchTrace(Trace):
         elif any(part in name for part in _MIXES) or not self.kept(inputs, outputs[0]):
             for output in outputs:
                 self.put(output, self.activations.plain(tensor_shape(output)))
+            if name in _PRODUCTS:
+                self._multiply(inputs[-2], inputs[-1], outputs[0])
             if name == "glu":
                 self.activations.cut(np.split(self.entries(inputs[0]), 2, (*args, -1)[1])[0])
 
@@ -885,11 +973,16 @@ class TensorFlowTrace(Trace):
     def _note(  # noqa: C901 - one operation after the other
         self, execute: Any, op: str, inputs: list[Any], attrs: Any, outputs: list[Any]
     ) -> None:
-        if op == "ReadVariableOp" and id(inputs[0]) in self._handles:
-            self._read[id(outputs[0])] = outputs[0], self._handles[id(inputs[0])][1]
-        if op in ("Cast", "Identity") and inputs and id(inputs[0]) in self._read:
-            self._read[id(outputs[0])] = outputs[0], self._read[id(inputs[0])][1]
-        if not outputs or not any(self.is_followed(input_) for input_ in inputs):
+        if op == "ReadVariableOp" and id(inputs[0]) in self._own:
+            self.add_own(outputs[0], *self._own[id(inputs[0])].numbers)
+            return
+        if not outputs:
+            return
+        if not any(self.is_followed(input_) for input_ in inputs):
+            same = op == "Transpose" or tensor_shape(inputs[0] if inputs else None) == tensor_shape(
+                outputs[0]
+            )
+            self._derive(inputs, outputs, lambda: self._note(execute, op, inputs, attrs, outputs), same=same)
             return
         x = inputs[0]
         if op == "IdentityN":
@@ -906,10 +999,8 @@ class TensorFlowTrace(Trace):
         elif any(word in op for word in _MATRICES) or not self.kept(inputs, outputs[0]):
             for tensor in outputs:
                 self.put(tensor, self.activations.plain(tensor_shape(tensor)))
-            if op in ("MatMul", "BatchMatMulV2") and id(inputs[1]) in self._read and self.is_followed(x):
-                number = self._read[id(inputs[1])][1]
-                self._use(number, "in", x, -1)
-                self._use(number, "out", outputs[0], -1)
+            if op in ("MatMul", "BatchMatMulV2"):
+                self._multiply(x, inputs[1], outputs[0])
 
     def _again(self, execute: Any, op: str, inputs: list[Any], attrs: Any, outputs: list[Any]) -> None:
         tensorflow: Any = sys.modules["tensorflow"]

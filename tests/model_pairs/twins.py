@@ -32,7 +32,7 @@ import numpy as np
 RESULTS = Path(__file__).with_name("twins.tsv")
 # Blocks with square matrices on purpose, and whole architectures with the shapes that they usually have.
 SQUARE = ("twins_dense", "twins_images", "twins_attention")
-USUAL = ("twins_agents", "twins_vision", "twins_language")
+USUAL = ("twins_agents", "twins_vision", "twins_language", "twins_queries")
 # Models of keras.applications and torchvision, and of Transformers.
 PUBLISHED = ("twins_published",)
 LIBRARIES = {"application_": "keras.applications and torchvision", "transformers_": "Transformers"}
@@ -223,7 +223,8 @@ class Torch:
         draw = np.random.default_rng(seed)
         with torch.no_grad():
             for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-                if tensor.is_floating_point():
+                # A mask of zeros and ones is what the program computes, no state.
+                if tensor.is_floating_point() and tensor.unique().tolist() != [0, 1]:
                     tensor.copy_(torch.from_numpy(weights(name, tuple(tensor.shape), draw)))
         return model.eval()
 
@@ -330,8 +331,7 @@ class _Tries:
         return cell
 
     def _filled(self, options: dict[str, Any], epsilons: Sequence[tuple[str, float]] = ()) -> Cell:
-        from ckpttool.conversion.filling import load_into
-        from ckpttool.core import CkpttoolError
+        from ckpttool import CkpttoolError, load_into  # whose errors have Python's keywords
 
         self.left -= 1
         if isinstance(self.side, Keras):
@@ -434,7 +434,7 @@ def _choices(text: str) -> Iterator[dict[str, Any]]:
     """Go through the choices that a hint leaves: an assignment of candidates, or one of several options."""
     match = _CANDIDATES.search(text)
     if match is not None:
-        sources = re.findall(r"'([^']+)': TARGET", match["sources"])
+        sources = re.findall(r"'([^']+)': '?TARGET", match["sources"])
         targets = [name for name in re.split(", | and ", match["targets"]) if not name.endswith(" more")]
         if len(sources) <= len(targets):
             for chosen in itertools.permutations(targets, len(sources)):
