@@ -135,7 +135,7 @@ def convert_into_model(
     )
     model = as_model_spec(like)
     kind = parse_target_kind(target, options.to)
-    form, stem = choose_model_form(kind), target_stem(target, kind)
+    form, stem = choose_model_form(kind, target), target_stem(target, kind)
     checkpoint = open_checkpoint(source)
     if not options.dry_run:
         write.require_new_target(stem, kind, checkpoint, force=options.force)

@@ -201,7 +201,7 @@ def _parse_bounds(
         raise UsageError(
             "each lower action bound must be below its upper bound",
             found=f"{lows} to {highs}",
-            hint="the lower bound comes first",
+            hint="put the lower bound first: --bounds LOW HIGH",
         )
     return lows, highs
 

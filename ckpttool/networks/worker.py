@@ -79,8 +79,8 @@ class ChildProcess:
         self.name = name
         self._program, self._arguments = program, arguments
         self._requests = 0
-        # The request whose answer nobody has read yet.
-        self._begun: tuple[str, dict[str, Any]] | None = None
+        # The request that was sent before its answer is needed.
+        self._early: tuple[str, dict[str, Any]] | None = None
         self._python, self._timeout, self._threads = python, timeout, threads
         self._pending = b""
         self._child: subprocess.Popen[bytes] | None = None
@@ -93,7 +93,7 @@ class ChildProcess:
     def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
         # After an error or Ctrl-C the process may be in a long computation, as with a request that was not
         # needed: do not wait for it.
-        self.stop(_FAREWELL if kind is None and self._begun is None else None)
+        self.stop(_FAREWELL if kind is None and self._early is None else None)
 
     @property
     def folder(self) -> Path:
@@ -131,15 +131,15 @@ class ChildProcess:
 
     def begin(self, do: str, **values: Any) -> None:
         """Send a request whose answer the same `request` returns later: others compute meanwhile."""
-        if self._begun != (do, values):
+        if self._early != (do, values):
             self._requests += 1
-            self._begun = do, values
+            self._early = do, values
             self.send(messages.encode_line({"id": self._requests, "do": do, **values}))
 
     def request(self, do: str, **values: Any) -> Any:
         """Send one request and return its answer; raise the other side's error in this process."""
         self.begin(do, **values)
-        self._begun = None
+        self._early = None
         try:
             answer = json.loads(self.receive())
             while answer["id"] != self._requests:
@@ -331,7 +331,7 @@ def _parse_arguments(text: str | None, option: str) -> Any:
     try:
         arguments = json.loads(text)
     except ValueError as error:
-        hint = f"{option} '{{\"hidden\": 256}}': names in double quotes, all in single quotes"
+        hint = f"{option} '{{\"NAME\": VALUE}}': names in double quotes, all in single quotes"
         raise UsageError(f"{option} is not valid JSON: {error}", found=text[:100], hint=hint) from None
     if not isinstance(arguments, list | dict):
         raise UsageError(f"{option} requires a JSON object or list", found=text[:100])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import glob
+import json
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -21,11 +23,13 @@ from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list
 from ckpttool.core.kinds import find_family
 from ckpttool.core.text import describe_record, render_record
+from ckpttool.core.urls import base_name, format_command, unused_name
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import available_backend, build_agent_network, require_facts
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.messages import Requests
+from ckpttool.networks.model_child import CONVERT
 from ckpttool.networks.network import Network, Observation, Policy
 from ckpttool.networks.tracing import ROOT, map_array
 from ckpttool.networks.worker import ModelProcess, Worker
@@ -227,6 +231,7 @@ class ModelClient:
         self.ask = cast("ModelRequests", Requests(self._request))
         self.names: list[str] = []
         self.inputs: Sequence[Mapping[str, Any]] = ()
+        self.framework = ""
         self.dtypes: dict[str, str] = {}
         self.exact = False
         # Whether its float64 form has separate weights.
@@ -246,8 +251,22 @@ class ModelClient:
                 path=error.path,
                 expected=error.expected,
                 found=error.found,
-                hint=error.hint or _restriction_hint(error.message),
+                hint=self._complete_hint(error.hint) or _restriction_hint(error.message),
             ) from None
+
+    def _complete_hint(self, hint: str | None) -> str | None:
+        """Return a hint, as the whole command if it is to convert this side's file to its model."""
+        like = self.side.like
+        if hint != CONVERT or like is None:
+            return hint
+        suffix = {"torch": ".pt", "keras": ".weights.h5"}.get(self.framework, "")
+        stem = base_name(self.side.path).partition(".")[0] or "model"
+        target = unused_name(f"{stem}-converted{suffix}")
+        words = [] if suffix else ["--to", "tf"]
+        words += [] if like.arguments is None else ["--like-args", json.dumps(like.arguments)]
+        words += [] if like.python == sys.executable else ["--python", like.python]
+        command = format_command("convert", self.side.path, target, "--like", like.factory, *words)
+        return f"{hint}: {command}"
 
     def begin(self, do: str, **values: Any) -> None:
         """Have a process answer a request while another one answers; nothing else answers early."""
@@ -257,7 +276,7 @@ class ModelClient:
     def open(self, kind: str, *, run_code: bool) -> Opened:
         """Open the model; return its inputs, the order of its axes, and its libraries."""
         answer = self.ask.open(**_opening(self.side, kind, run_code=run_code))
-        self.inputs = answer["inputs"]
+        self.inputs, self.framework = answer["inputs"], answer.get("framework", "")
         return answer
 
     def write(self, name: str, array: np.ndarray) -> None:
@@ -1249,6 +1268,13 @@ class _LayerFinder:
             for side, paths, own, words in zip(sides, known, opened, ({}, titles), strict=True)
         )
         difference = OperationDifference(one, other, self._bound)
+        values = calls[0][0][:1], calls[1][0][:1]
+        alone = pair is not None and not pair.b.family and self._session.kinds[1] in GRAPHS
+        if alone and where == BETWEEN and all(values):
+            of, number = values[0][0], values[1][0]
+            if of in one.arrays and difference.is_computed(number, of):
+                # What A's layer receives, B's operations before this one receive: they are that layer.
+                return self._operations(pairs, pair, LAYER)
         cause = difference.find(list(zip(calls[0][what], calls[1][what], strict=False)))
         if cause is not None and where == BETWEEN:
             self._receiver = difference.receiver
