@@ -297,8 +297,10 @@ class OperationDifference:
         return self._sides[0].arrays[a].tobytes(), self._sides[1].arrays[b].tobytes()
 
     def _receiver(self, number: int) -> str | None:
-        """Return the first layer of B that receives a value."""
+        """Return the first layer of B that receives a value; of a layer's own tensor that layer."""
         call = self._sides[1]
+        if number not in call.varying and number in call.names:
+            return call.names[number].partition(" of ")[2] or None
         for (path, _), (inputs, _) in call.calls.items():
             if (
                 path in call.whole
