@@ -201,7 +201,7 @@ def _parse_bounds(
         raise UsageError(
             "each lower action bound must be below its upper bound",
             found=f"{lows} to {highs}",
-            hint="put the lower bound first: --bounds LOW HIGH",
+            hint="the lower bound comes first",
         )
     return lows, highs
 
