@@ -47,6 +47,9 @@ class InThisProcess:
     def __exit__(self, *_: object) -> None:
         self._holder.cleanup()
 
+    def begin(self, do: str, **values: Any) -> None:
+        """Do nothing: `request` answers."""
+
     def request(self, do: str, **values: Any) -> dict[str, Any]:
         """Answer as the process would."""
         copy = json.loads(json.dumps(values))
@@ -115,6 +118,9 @@ def shared_runners(framework_of: Callable[[str], str]) -> Iterator[None]:
             if self._process is not None:
                 self._process.request("forget", folder=str(self.folder))
             shutil.rmtree(self.folder)
+
+        def begin(self, do: str, **values: Any) -> None:
+            """Do nothing: `request` answers, and both sides may have one process."""
 
         def request(self, do: str, **values: Any) -> Message:
             """Send one request to the session."""

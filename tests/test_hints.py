@@ -22,7 +22,8 @@ import ckpttool
 from ckpttool.cli import keywords
 from ckpttool.cli.app import COMMANDS
 from ckpttool.cli.tables import merge_default_sentences
-from tests import golden_texts, refusals
+from ckpttool.verification.inputs import InputResolver
+from tests import golden_texts, hint_walks, refusals
 from tests.conftest import ROOT, TORCH_SAMPLE, Ran, in_process
 
 torch = pytest.importorskip("torch")
@@ -746,6 +747,91 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(
     ran = in_process("eval", "in.pt", *OPTIONS.split(), *FACTS.split(), "--json", cwd=tmp_path)
     entries = [entry for entry in ran.json()["ledger"] if entry["use"] == "cannot be known"]
     assert any(str(tmp_path) in str(entry) for entry in entries), ran.json()
+
+
+# --- Refusals that are drawn -----------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@_SLOW
+def test_hints_of_drawn_refusals_lead_on() -> None:
+    paths = [*hint_walks.walks()]
+    assert len(paths) == hint_walks.COUNT
+    lost = [(path.end, path.steps) for path in paths if path.end in (hint_walks.FAILS, hint_walks.USELESS)]
+    assert len(lost) <= hint_walks.COUNT // 10, lost
+
+
+@pytest.mark.parametrize(
+    ("hint", "end"),
+    [
+        ("add --env ID", hint_walks.FAILS),  # the same refusal again
+        ("ckpttool inspect agent.pt", hint_walks.FAILS),
+        ("add --unknown-option", hint_walks.USELESS),
+        ("copy or download it again", hint_walks.LIST),
+    ],
+)
+def test_a_hint_that_leads_nowhere_is_found(
+    hint: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hint_walks, "_run", lambda *_: Ran(2, "", f"ckpttool: refused\nhint: {hint}\n"))
+    path = hint_walks.walk("eval", ["eval", "agent.pt"], tmp_path)
+    assert path is not None
+    assert path.end == end
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_weights_of_another_model_name_the_conversion(tmp_path: Path) -> None:
+    hint_walks.write_files(tmp_path)
+    words = ("verify", "policy.pt", "renamed.pt", "--like-a", "models:policy", "--like-b", "models:policy")
+    ran = in_process(*words, "--input-shape", "3", cwd=tmp_path)
+    (hint,) = refusals.hints_of(ran.err)
+    (command,) = refusals.commands_of(hint)
+    assert command[:2] == ["convert", "renamed.pt"]
+    assert not (tmp_path / command[2]).exists()
+    # It leads to the next option, which pairs layers of equal shapes.
+    ran = in_process(*command, cwd=tmp_path)
+    assert ran.status in (0, 1), printed(ran)
+    # A prefix of TensorFlow is no file that PyTorch loads.
+    words = ("verify", "ckpt-1", "policy.pt", "--like-a", "models:policy", "--like-b", "models:policy")
+    ran = in_process(*words, "--input-shape", "3", cwd=tmp_path)
+    (hint,) = refusals.hints_of(ran.err)
+    assert [words[:2] for words in refusals.commands_of(hint)] == [["convert", "ckpt-1"]]
+
+
+def test_a_name_in_a_hint_for_another_suffix_is_new(tmp_path: Path) -> None:
+    OWN(tmp_path)
+    (tmp_path / "out.h5").write_bytes(b"")
+    ran = in_process("convert", "in.npz", "out.npz", "--to", "keras", "--from", "tf", cwd=tmp_path)
+    (hint,) = refusals.hints_of(ran.err)
+    named = hint.split()[-1]
+    assert named.endswith(".h5")
+    assert not (tmp_path / named).exists()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "shapes", "transpose", "option"),
+    [
+        ((3,), (4,), {}, None, None),  # no option makes these models comparable
+        ((), (4,), {"": (3,)}, None, "--input-shape 4"),
+        ((8, 8, 3), (3, 8, 8), {}, False, "leave out --no-transpose-inputs"),
+        ((8, 8, 3), (8, 8, 3), {}, True, "leave out --transpose-inputs"),
+    ],
+)
+def test_inputs_of_other_shapes_name_an_option_that_helps(
+    a: tuple[int, ...],
+    b: tuple[int, ...],
+    shapes: dict[str, tuple[int, ...]],
+    transpose: bool | None,
+    option: str | None,
+) -> None:
+    def rows(shape: tuple[int, ...]) -> dict[str, Any]:
+        inputs = [{"name": "x", "shape": list(shape), "dtype": "float32", "batch": None}] if shape else []
+        return {"inputs": inputs, "channels": ""}
+
+    resolver = InputResolver([rows(a), rows(b)], transpose)
+    with pytest.raises(ckpttool.CkpttoolError) as caught:
+        resolver.pairs(shapes)
+    assert caught.value.hint == option or (option is not None and option in (caught.value.hint or ""))
 
 
 # --- Templates ------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tests.conftest import ROOT
 from tests.conftest import in_process as run
 from tests.flattened_models import QUICK, SOURCES
 from tests.golden_texts import Golden
+from tests.shared_runners import InThisProcess
 
 pytestmark = [pytest.mark.torch, pytest.mark.long]
 PROGRAM = "from tests import model_proofs; model_proofs.main('.')"
@@ -490,6 +491,39 @@ def test_an_onnx_source_runs_by_itself(tmp_path: Path) -> None:
     comparison = {"like_b": "model_proofs:bounded", "tolerance": 1e-3}
     torch.save(model_proofs.bounded().state_dict(), tmp_path / "other.pt")
     assert not verify(str(tmp_path / "net.onnx"), str(tmp_path / "other.pt"), **comparison).within
+
+
+def test_the_process_of_a_source_starts_before_the_model_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    from tests.test_onnx_operators import N, f, model
+
+    nodes = [N("MatMul", ["obs", "W"], ["x"]), N("Add", ["x", "b"], ["y"]), N("Relu", ["y"], ["z"])]
+    nodes.append(N("MatMul", ["z", "V"], ["action"]))
+    onnx.save(model(nodes, {"W": f(6, 6), "b": f(6), "V": f(6, 2)}, ("batch", 6)), tmp_path / "net.onnx")
+    requests: list[tuple[str, str]] = []
+    for method in ("begin", "request"):
+        monkeypatch.setattr(InThisProcess, method, watched(getattr(InThisProcess, method), requests))
+    done = into(tmp_path, str(tmp_path / "net.onnx"), "model_proofs:rectified")
+    assert done.proof is not None
+    assert done.proof.verified
+    assert requests[:2] == [("begin", "open"), ("request", "build")]
+    # Without a comparison none starts.
+    requests.clear()
+    into(tmp_path, str(tmp_path / "net.onnx"), "model_proofs:rectified", force=True, verify=False)
+    assert ("request", "build") in requests
+    assert "open" not in {do for _, do in requests}
+
+
+def watched(method: Callable[..., Any], requests: list[tuple[str, str]]) -> Callable[..., Any]:
+    """Return a method of a process that notes its name and the request."""
+
+    def noted(process: InThisProcess, do: str, **values: Any) -> Any:
+        requests.append((method.__name__, do))
+        return method(process, do, **values)
+
+    return noted
 
 
 def test_a_model_in_memory_is_compared_and_left_as_it_was(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ MOST = {
     "networks": (10_420, 90),
     "evaluation": (13_900, 133),
     "listing": (5_100, 41),
-    "verification": (7_500, 66),
+    "verification": (7_600, 66),
     "conversion": (13_200, 76),
     "commands": (3_200, 23),
     "pages": (3_200, 38),

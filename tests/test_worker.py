@@ -135,6 +135,26 @@ def test_a_stale_answer_is_passed_over(worker: Worker) -> None:
     assert worker.versions()["numpy"] == np.__version__
 
 
+def test_a_request_that_was_begun_is_sent_once_and_answered_later(worker: Worker) -> None:
+    first = worker._requests
+    for _ in range(2):
+        worker.begin("hello")
+    assert worker.request("hello")["versions"]["numpy"] == np.__version__
+    assert worker._requests == first + 1
+    # Another request than the one that was begun has an answer of its own.
+    worker.begin("hello")
+    with pytest.raises(WorkerError, match="dance"):
+        worker.request("dance")
+    assert worker.versions()["numpy"] == np.__version__
+
+
+def test_a_process_whose_answer_nobody_needs_is_not_waited_for(tmp_path: Path) -> None:
+    start = time.monotonic()
+    with Worker("numpy", python=interpreter(tmp_path, "exec sleep 60")) as worker:
+        worker.begin("hello")
+    assert time.monotonic() - start < module.GRACE_S
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV])
 def test_a_killed_worker_names_the_signal(fragile: Worker, number: signal.Signals, golden: Golden) -> None:
     os.kill(pid(fragile), number)

@@ -53,10 +53,12 @@ from ckpttool.verification.proof import (
     NO_VERIFY,
     ModelMismatchError,
     ModelProof,
+    ProofRequest,
+    begin_source,
     comparing_command,
     prove_outputs,
 )
-from ckpttool.verification.sides import ModelSide
+from ckpttool.verification.sides import ModelHost, ModelSide
 
 
 def parse_match_options(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -133,7 +135,7 @@ def convert_into_model(
     )
     model = as_model_spec(like)
     kind = parse_target_kind(target, options.to)
-    form, stem = choose_model_form(kind), target_stem(target, kind)
+    form, stem = choose_model_form(kind, target), target_stem(target, kind)
     checkpoint = open_checkpoint(source)
     if not options.dry_run:
         write.require_new_target(stem, kind, checkpoint, force=options.force)
@@ -141,13 +143,16 @@ def convert_into_model(
     # Rules for every tensor cover all of their axes.
     axes = options.from_ or ("torch" if rules is not None and rules.rest != "kinds" else None)
     model_input = model_source(checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes)
-    with TargetModel(model, form, target) as beside:
+    skipped = None if options.verify and not options.dry_run else NO_VERIFY
+    own_code = None if options.like_source is None else as_model_spec(options.like_source)
+    expected = ProofRequest(own_code, options.run_code, skipped, options.part)
+    with TargetModel(model, form, target) as beside, begin_source(checkpoint, expected) as running:
         plan = plan_fill(
             beside, checkpoint, model_input, matching, options.like_source, options.allow_unused, options.part
         )
         plan = _with_optimizers(plan, _convert_optimizers(plan, form, options, own.sidecar))
         plan = plan.account(checkpoint, options.part, options.allow_unused, "--allow-unused ")
-        writer = _ModelWriter(target, checkpoint, own, plan, beside, model, options, progress)
+        writer = _ModelWriter(target, checkpoint, own, plan, beside, model, options, progress, running)
         done = writer.result()
         if options.dry_run:
             return replace(done, proof=ModelProof("--dry-run was used"))
@@ -186,6 +191,7 @@ class _ModelWriter:
     model: ModelSpec
     options: ModelFileOptions
     progress: Progress
+    running: ModelHost | None = None
     back: ReverseRecord = field(default_factory=lambda: ReverseRecord(why="the target is your own model"))
     proof: ModelProof = field(default_factory=ModelProof)
 
@@ -235,7 +241,9 @@ class _ModelWriter:
         command = None
         if options.part is None:
             command = comparing_command(checkpoint, self.target, named, request)
-        self.proof = prove_outputs(checkpoint, staged, request, self.progress, command=command)
+        self.proof = prove_outputs(
+            checkpoint, staged, request, self.progress, command=command, process=self.running
+        )
         known = receipt.with_policy_facts(checkpoint, result, self.own, part=options.part, model=True)
         more: dict[str, Any] = {"cast": True} if options.cast else {}
         more |= {"allow_unused": list(options.allow_unused)} if options.allow_unused else {}

@@ -98,7 +98,7 @@ WEIGHTS = ".weights.h5"
 _FRAMEWORKS = {"torch": "torch", "keras": "tensorflow", "tensorflow": "tensorflow"}
 
 
-def choose_model_form(kind: TargetKind) -> str:
+def choose_model_form(kind: TargetKind, target: str) -> str:
     """Return the form in which a model loads a target of the kind; raise UsageError without one."""
     form = next((form for form in FORMS if TARGETS[form] == kind), None)
     if form is None:
@@ -106,7 +106,7 @@ def choose_model_form(kind: TargetKind) -> str:
         raise UsageError(
             f"--like writes only formats that a framework's own model can load: {words}",
             found=kind.format,
-            hint="choose a target such as model.pt, or convert without --like",
+            hint=f"{targets.suggest_targets(target, FORMS)}, or leave out --like",
         )
     return form
 

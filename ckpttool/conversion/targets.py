@@ -232,7 +232,7 @@ def _rename_target(target: str, chosen: str) -> str:
     own = next(
         (suffix for suffix, word in _SUFFIXES.items() if word == chosen and word in (*TARGETS, ONNX)), ""
     )
-    return stem if chosen in TARGETS and TARGETS[chosen].prefix else stem + own
+    return urls.unused_name(stem if chosen in TARGETS and TARGETS[chosen].prefix else stem + own)
 
 
 def suggest_targets(target: str | None, words: Sequence[str]) -> str:

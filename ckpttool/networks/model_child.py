@@ -69,8 +69,19 @@ def call_factory(name: str, arguments: Any) -> Any:
     try:
         return constructor(**inputs) if isinstance(inputs, dict) else constructor(*inputs)
     except (Exception, SystemExit) as error:
-        hint = "correct it, or pass its arguments: --like-args '{\"NAME\": VALUE}'"
+        hint = f"correct it, or {_explain_arguments(constructor)}"
         raise UsageError(f"{name} raises {last_error_line(error)}", hint=hint) from error
+
+
+def _explain_arguments(constructor: Any) -> str:
+    """Return which arguments a factory takes, as a part of a hint."""
+    try:
+        names = [*inspect.signature(constructor).parameters]
+    except (TypeError, ValueError):
+        names = ["NAME"]
+    if not names:
+        return "leave out --like-args: it takes no arguments"
+    return "pass its arguments: --like-args '{{{}}}'".format(", ".join(f'"{name}": VALUE' for name in names))
 
 
 def find_named_object(name: str, option: str) -> Any:
@@ -702,7 +713,8 @@ def refusals(reader: str, file: str, hint: str | None = None) -> Iterator[None]:
         raise UsageError(f"{reader}: {_all_lines(error)}", file=file, hint=hint) from error
 
 
-_CONVERT = "convert the checkpoint to this model first: ckpttool convert SRC DST --like MODULE:FACTORY"
+# For weights of another model; ckpttool.verification.two_models completes it with the files' names.
+CONVERT = "convert the checkpoint to this model first"
 
 
 _PREFERRED = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights")
@@ -909,7 +921,7 @@ class TorchRunner(ModelRunner):
             raise UsageError(
                 f"load_state_dict(strict=True) refuses the file: {_all_lines(first)}",
                 file=file,
-                hint=_CONVERT,
+                hint=CONVERT,
             )
         also = f"; {', '.join(fitting[1:])} would fit, too" if fitting[1:] else ""
         return [f"the state_dict {fitting[0]} of the file was loaded{also}"] if fitting[0] or also else []
@@ -993,6 +1005,8 @@ def _read_torch_file(torch: Any, file: str, *, run_code: bool) -> Any:
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     if file.endswith(".safetensors"):
         return _read_safetensors(file)
+    if not os.path.isfile(file):  # a prefix or a folder
+        raise UsageError("PyTorch loads only single files", file=file, hint=CONVERT)
     try:
         return _load(torch, file, weights_only=True)
     except Exception as error:
@@ -1007,7 +1021,7 @@ def _read_torch_file(torch: Any, file: str, *, run_code: bool) -> Any:
             file=file,
             hint="add --run-code if you trust the file: reading it then runs the code that it names"
             if names_code
-            else None,
+            else CONVERT,
         ) from error
 
 
@@ -1264,7 +1278,7 @@ def restore_tensorflow(model: Any, file: str, part: str | None, **others: Any) -
     raise UsageError(
         f"tf.train.Checkpoint does not restore every variable of the model: {_all_lines(first)}",
         file=file,
-        hint=_CONVERT,
+        hint=CONVERT,
     )
 
 
@@ -1430,7 +1444,7 @@ class KerasRunner(TensorFlowRunner):
             return super().load(file, part)
         if part:
             raise UnsupportedError("Keras loads whole files only", file=file, path=part)
-        with refusals("load_weights refuses the file", file, _CONVERT):
+        with refusals("load_weights refuses the file", file, CONVERT):
             self.model.load_weights(file)
         return []
 

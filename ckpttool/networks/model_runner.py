@@ -981,7 +981,7 @@ def _first_call(runner: ModelRunner, inputs: list[Input], batch: int) -> tuple[l
         [row["shape"] for row in inputs],
         {row["name"]: row["dtype"] for row in inputs},
         lambda shape, dtype, index: _pattern([batch, *shape], dtype, index),
-        "pass the shape of each input without the batch: --input-shape NAME=3,32,32",
+        "pass the shape of each input without the batch: --input-shape N,N,... or NAME=N,N,...",
     )
     return result
 

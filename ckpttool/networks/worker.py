@@ -79,6 +79,8 @@ class ChildProcess:
         self.name = name
         self._program, self._arguments = program, arguments
         self._requests = 0
+        # The request that was sent before its answer is needed.
+        self._early: tuple[str, dict[str, Any]] | None = None
         self._python, self._timeout, self._threads = python, timeout, threads
         self._pending = b""
         self._child: subprocess.Popen[bytes] | None = None
@@ -89,8 +91,9 @@ class ChildProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
-        # After an error or Ctrl-C the process may be in a long computation: do not wait for it.
-        self.stop(_FAREWELL if kind is None else None)
+        # After an error or Ctrl-C the process may be in a long computation, as with a request that was not
+        # needed: do not wait for it.
+        self.stop(_FAREWELL if kind is None and self._early is None else None)
 
     @property
     def folder(self) -> Path:
@@ -126,14 +129,21 @@ class ChildProcess:
             self.stop(None)
             raise UsageError(f"cannot run {self._python}: {error.strerror}") from None
 
+    def begin(self, do: str, **values: Any) -> None:
+        """Send a request whose answer the same `request` returns later: others compute meanwhile."""
+        if self._early != (do, values):
+            self._requests += 1
+            self._early = do, values
+            self.send(messages.encode_line({"id": self._requests, "do": do, **values}))
+
     def request(self, do: str, **values: Any) -> Any:
         """Send one request and return its answer; raise the other side's error in this process."""
-        self._requests += 1
-        self.send(messages.encode_line({"id": self._requests, "do": do, **values}))
+        self.begin(do, **values)
+        self._early = None
         try:
             answer = json.loads(self.receive())
             while answer["id"] != self._requests:
-                # A late answer to a request that the caller interrupted with Ctrl-C.
+                # A late answer to a request that the caller interrupted with Ctrl-C, or did not need.
                 answer = json.loads(self.receive())
             result = messages.decode_error(answer["error"]) if "error" in answer else dict(answer["ok"])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -321,7 +331,7 @@ def _parse_arguments(text: str | None, option: str) -> Any:
     try:
         arguments = json.loads(text)
     except ValueError as error:
-        hint = f"{option} '{{\"hidden\": 256}}': names in double quotes, all in single quotes"
+        hint = f"{option} '{{\"NAME\": VALUE}}': names in double quotes, all in single quotes"
         raise UsageError(f"{option} is not valid JSON: {error}", found=text[:100], hint=hint) from None
     if not isinstance(arguments, list | dict):
         raise UsageError(f"{option} requires a JSON object or list", found=text[:100])

@@ -269,6 +269,19 @@ class OperationDifference:
                     if candidate in self._sides[0].names:
                         self._match[1][number] = candidate
 
+    def is_computed(self, number: int, of: int) -> bool:
+        """Return whether B computes a value of one that A has, e.g. of what a whole layer of A receives."""
+        call, waiting, visited = self._sides[1], [number], set[int]()
+        while waiting:
+            number = waiting.pop()
+            same = self._sides[0].arrays.get(self._match[1].get(number, -1))
+            if visited and same is not None and self._is_same(self._sides[0].arrays[of], same):
+                return True
+            if number not in visited and number in call.steps and number in call.varying:
+                visited.add(number)
+                waiting += call.steps[number].values
+        return False
+
     def find(self, pairs: Sequence[tuple[int, int]]) -> Cause | None:
         """Return what A and B compute for the first of these pairs of values that differs."""
         for a, b in pairs:
@@ -288,8 +301,10 @@ class OperationDifference:
         return self._sides[0].arrays[a].tobytes(), self._sides[1].arrays[b].tobytes()
 
     def _receiver(self, number: int) -> str | None:
-        """Return the first layer of B that receives a value."""
+        """Return the first layer of B that receives a value; of a layer's own tensor that layer."""
         call = self._sides[1]
+        if number not in call.varying and number in call.names:
+            return call.names[number].partition(" of ")[2] or None
         for (path, _), (inputs, _) in call.calls.items():
             if (
                 path in call.whole
@@ -521,7 +536,11 @@ class OperationDifference:
         # A single one may be an axis.
         if arrays[0].size >= _FEWEST_MATCHED and (cause := integer_cause(*arrays)) is not None:
             return cause
-        computed = any(n in self._sides[k].steps and n in self._named[k] for k, n in ((0, a), (1, b)))
+        # An export may have what a named layer computes of constants, e.g. rows of a table, as a constant.
+        computed = any(
+            n in call.steps and n in named and n not in call.names
+            for call, named, n in zip(self._sides, self._named, (a, b), strict=True)
+        )
         if arrays[0].shape != arrays[1].shape or arrays[0].size < _FEWEST_MATCHED or computed:
             return None
         titles = [self._text(0, a, _DEEPEST), self._text(1, b, _DEEPEST)]

@@ -141,13 +141,22 @@ class InputResolver:
                 f"input {a.name} of A and {b.name} of B have different shapes",
                 expected=str(list(a.shape)),
                 found=str(list(b.shape)),
-                hint="pass the shape of A's input without the batch: --input-shape, or --transpose-inputs",
+                hint=self._fitting_option(a, _moved(b.shape, OPPOSITE[how])),
             )
         filled = tuple(
             x if x is not None else (y if y is not None else _FREE)
             for x, y in zip(a.shape, _moved(b.shape, OPPOSITE[how]), strict=True)
         )
         return InputPair(a.name, b.name, filled, _moved(filled, how), transposed=how)
+
+    def _fitting_option(self, a: ModelInput, shape: tuple[int | None, ...]) -> str | None:
+        """Return the option by which A's input may get a shape of B's, None for models with other inputs."""
+        if self._transpose is not None:
+            return f"leave out --{'' if self._transpose else 'no-'}transpose-inputs"
+        if any(input_.name == a.name and None not in input_.shape for input_ in self._declared[0]):
+            return None
+        shown = ",".join("N" if extent is None else str(extent) for extent in shape)
+        return f"use the shape of B's input: --input-shape {shown}"
 
     def _order(self, a: ModelInput, b: ModelInput) -> str:
         """Return how B orders the axes of A's input."""

@@ -33,11 +33,12 @@ from ckpttool.networks.model_child import ModelRunner, model_framework
 from ckpttool.networks.tracing import to_array
 from ckpttool.networks.worker import ModelSpec
 from ckpttool.verification.output_comparison import Parity
-from ckpttool.verification.sides import ModelSide, find_model_kind
+from ckpttool.verification.sides import ModelHost, ModelSide, find_model_kind
 from ckpttool.verification.tolerances import OWN_ERROR
 from ckpttool.verification.two_models import (
     ModelComparison,
     ModelComparisonOptions,
+    begin_opening,
     compare_models,
     find_code,
 )
@@ -201,6 +202,29 @@ def prevented(checkpoint: Checkpoint, request: ProofRequest) -> str | None:
     return None if code is None else f"{code} (--run-code permits it)"
 
 
+def _source_side(
+    checkpoint: Checkpoint, request: ProofRequest, process: ModelHost | None = None
+) -> ModelSide:
+    python = sys.executable if request.like is None else request.like.python
+    return ModelSide(
+        "A", checkpoint.path, request.like, python, process, request.part, request.rounded, checkpoint
+    )
+
+
+@contextmanager
+def begin_source(checkpoint: Checkpoint, request: ProofRequest) -> Iterator[ModelHost | None]:
+    """Start the process of a source that runs by itself, which opens its model while the target is filled.
+
+    It is None if nothing is to be run, or if the user's code builds the source's model. The process ends
+    after the block, at once if nothing was compared.
+    """
+    if request.like is not None or prevented(checkpoint, request) is not None:
+        yield None
+        return
+    with begin_opening(_source_side(checkpoint, request), run_code=request.run_code) as side:
+        yield side.process
+
+
 def prove_outputs(
     checkpoint: Checkpoint,
     target: ModelSide,
@@ -208,6 +232,7 @@ def prove_outputs(
     progress: Progress = ignore_progress,
     *,
     command: str | None = None,
+    process: ModelHost | None = None,
 ) -> ModelProof:
     """Run the source and the filled model on the same inputs and return the comparison.
 
@@ -220,12 +245,12 @@ def prove_outputs(
         request: the source's model, part and permissions.
         progress: called with the steps that are done, and all.
         command: the command that compares the outputs, reported where the source cannot run.
+        process: the source's process that `begin_source` started.
     """
     if (reason := prevented(checkpoint, request)) is not None:
         return ModelProof(reason, command)
     like = request.like
-    python = sys.executable if like is None else like.python
-    source = ModelSide("A", checkpoint.path, like, python, part=request.part, rounded=request.rounded)
+    source = _source_side(checkpoint, request, process)
     shapes = () if target.like is None else target.like.shapes
     shape_texts = () if like is None else tuple(",".join(map(str, shape)) for shape in like.shapes)
     options = ModelComparisonOptions(shape_texts, run_code=request.run_code, shapes_b=shapes)

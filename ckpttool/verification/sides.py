@@ -108,6 +108,7 @@ class ModelSide:
 
     `process` runs the model instead of a new process, e.g. the one that holds a model already. `part` is
     the path of the model in its file, `rounded` a type to which its weights are rounded before it runs.
+    `opened` is the checkpoint if it is open already.
     """
 
     word: str
@@ -117,11 +118,12 @@ class ModelSide:
     process: ModelHost | None = None
     part: str | None = None
     rounded: str | None = None
+    opened: Checkpoint | None = None
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
         """The checkpoint, opened at the first use."""
-        return open_checkpoint(self.path)
+        return self.opened or open_checkpoint(self.path)
 
     @cached_property
     def own_kind(self) -> str | None:

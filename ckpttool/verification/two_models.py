@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import glob
+import json
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -21,11 +23,13 @@ from ckpttool.core.deferred import NamedTuple, dataclass, field
 from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list
 from ckpttool.core.kinds import find_family
 from ckpttool.core.text import describe_record, render_record
+from ckpttool.core.urls import base_name, format_command, unused_name
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import available_backend, build_agent_network, require_facts
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.messages import Requests
+from ckpttool.networks.model_child import CONVERT
 from ckpttool.networks.network import Network, Observation, Policy
 from ckpttool.networks.tracing import ROOT, map_array
 from ckpttool.networks.worker import ModelProcess, Worker
@@ -181,6 +185,28 @@ class AgentHost:
         return {"outputs": ["output"], "calls": []}
 
 
+def _opening(side: ModelSide, kind: str, *, run_code: bool) -> dict[str, Any]:
+    """Return the request that opens a side's model."""
+    like = side.like
+    running = like is not None or side.process is not None
+    return {
+        "kind": kind,
+        "file": os.path.abspath(side.path if running else side.checkpoint.path),
+        "version": side.checkpoint.details.get("keras_version") if kind == "keras" else None,
+        "factory": like.factory if like else None,
+        "arguments": like.arguments if like else None,
+        "run_code": run_code,
+    }
+
+
+@contextmanager
+def begin_opening(side: ModelSide, *, run_code: bool) -> Iterator[ModelSide]:
+    """Start what runs a side, and have it open the model; return the side with its process."""
+    with open_host(side) as host:
+        ModelClient(side, host).begin("open", **_opening(side, side.kind, run_code=run_code))
+        yield replace(side, process=host)
+
+
 @contextmanager
 def open_host(side: ModelSide, facts: AgentFacts = NO_FACTS) -> Iterator[ModelHost]:
     """Start what runs a side, unless it runs already; end it after the block."""
@@ -206,6 +232,7 @@ class ModelClient:
         self.ask = cast("ModelRequests", Requests(self._request))
         self.names: list[str] = []
         self.inputs: Sequence[InputRow] = ()
+        self.framework = ""
         self.dtypes: dict[str, str] = {}
         self.exact = False
         # Whether its float64 form has separate weights.
@@ -225,22 +252,32 @@ class ModelClient:
                 path=error.path,
                 expected=error.expected,
                 found=error.found,
-                hint=error.hint or _restriction_hint(error.message),
+                hint=self._complete_hint(error.hint) or _restriction_hint(error.message),
             ) from None
+
+    def _complete_hint(self, hint: str | None) -> str | None:
+        """Return a hint, as the whole command if it is to convert this side's file to its model."""
+        like = self.side.like
+        if hint != CONVERT or like is None:
+            return hint
+        suffix = {"torch": ".pt", "keras": ".weights.h5"}.get(self.framework, "")
+        stem = base_name(self.side.path).partition(".")[0] or "model"
+        target = unused_name(f"{stem}-converted{suffix}")
+        words = [] if suffix else ["--to", "tf"]
+        words += [] if like.arguments is None else ["--like-args", json.dumps(like.arguments)]
+        words += [] if like.python == sys.executable else ["--python", like.python]
+        command = format_command("convert", self.side.path, target, "--like", like.factory, *words)
+        return f"{hint}: {command}"
+
+    def begin(self, do: str, **values: Any) -> None:
+        """Have a process answer a request while another one answers; nothing else answers early."""
+        if isinstance(self._process, ModelProcess):
+            self._process.begin(do, **values)
 
     def open(self, kind: str, *, run_code: bool) -> Opened:
         """Open the model; return its inputs, the order of its axes, and its libraries."""
-        side, like = self.side, self.side.like
-        running = like is not None or side.process is not None
-        answer = self.ask.open(
-            kind=kind,
-            file=os.path.abspath(side.path if running else side.checkpoint.path),
-            version=side.checkpoint.details.get("keras_version") if kind == "keras" else None,
-            factory=like.factory if like else None,
-            arguments=like.arguments if like else None,
-            run_code=run_code,
-        )
-        self.inputs = answer["inputs"]
+        answer = self.ask.open(**_opening(self.side, kind, run_code=run_code))
+        self.inputs, self.framework = answer["inputs"], answer.get("framework", "")
         return answer
 
     def write(self, name: str, array: np.ndarray) -> None:
@@ -285,6 +322,13 @@ class ModelClient:
             return {key: known[key] for key in calls}
         return self._capture(calls, exact=exact, outputs=False)[1]
 
+    def begin_exact(self, keys: Sequence[tuple[str, int]]) -> None:
+        """Have a process compute in float64 what `run_and_capture`, without calls `run`, returns."""
+        if keys:
+            self.begin("capture", names=self.names, exact=True, selected=[*keys], outputs=True)
+        else:
+            self.begin("run", names=self.names, exact=True, observe=False)
+
     def run_and_capture(
         self, calls: Sequence[tuple[str, int]], *, exact: bool
     ) -> tuple[dict[str, np.ndarray], dict[tuple[str, int], CapturedCall]]:
@@ -323,6 +367,11 @@ class ModelClient:
             with np.load(file, allow_pickle=False) as archive:
                 arrays = {int(name): archive[name] for name in archive}
         return RecordedCall.of(answer, arrays, self.layers())
+
+    def begin_layers(self) -> None:
+        """Have a process describe the layers while another one does."""
+        if self._layers is None:
+            self.begin("layers")
 
     def layers(self) -> list[LayerRow]:
         """Return every layer with a description of its tensors."""
@@ -441,23 +490,22 @@ class ComparedModels:
         kinds: list[dict[str, tuple[str, int | None]]] = []
         sizes = []
         notes = []
+        requests: list[dict[str, Any]] = []
         for index, side in enumerate(self.sides):
             by_name = {(pair.a, pair.b)[index]: (pair.shape_a, pair.shape_b)[index] for pair in self.pairs}
             declared = {row["name"]: row["dtype"] for row in side.inputs}
             side.names = [name for name in declared if name in by_name] or list(by_name)
             # The model in memory has its values already.
             file = os.path.abspath(side.side.path) if side.side.like is not None and side.side.path else None
-            answer = side.ask.prepare(
-                inputs=[
-                    {"name": name, "shape": list(by_name[name]), "dtype": declared.get(name)}
-                    for name in side.names
-                ],
-                batch=batch,
-                file=file,
-                part=side.side.part,
-                run_code=run_code,
-                rounded=side.side.rounded,
-            )
+            inputs = [
+                {"name": name, "shape": list(by_name[name]), "dtype": declared.get(name)}
+                for name in side.names
+            ]
+            own = {"file": file, "part": side.side.part, "rounded": side.side.rounded}
+            requests.append({"inputs": inputs, "batch": batch, **own, "run_code": run_code})
+            side.begin("prepare", **requests[-1])
+        for side, request in zip(self.sides, requests, strict=True):
+            answer = side.ask.prepare(**request)
             notes += [f"{side.side.word}: {note}" for note in answer["notes"]]
             rows = zip(answer["dtypes"], answer["below"], strict=True)
             kinds.append(dict(zip(side.names, rows, strict=True)))
@@ -525,6 +573,8 @@ def compare_models(
         sides = a, b
         session = ComparedModels(sides, kinds)
         progress(0, _STEPS)
+        for model, kind in zip(sides, kinds, strict=True):
+            model.begin("open", **_opening(model.side, kind, run_code=options.run_code))
         opened = [side.open(kind, run_code=options.run_code) for side, kind in zip(sides, kinds, strict=True)]
         progress(2, _STEPS)
         _prepare(session, opened, options)
@@ -625,15 +675,19 @@ class _Rounds:
     def run(self, *, observe: bool = False) -> ComparisonRound:
         """Compare on the inputs that the sides have."""
         a, b = self._session.sides
+        observed = [observe and observable for observable in self._observable]
+        for side, calls_too in zip((a, b), observed, strict=True):
+            side.begin("run", names=side.names, exact=False, observe=calls_too)
         ran = [
-            side.run(exact=False, observe=observe and observable)
-            for side, observable in zip((a, b), self._observable, strict=True)
+            side.run(exact=False, observe=calls_too) for side, calls_too in zip((a, b), observed, strict=True)
         ]
         outputs, calls = (ran[0][0], ran[1][0]), (ran[0][1], ran[1][1])
         for side, values in zip((a, b), outputs, strict=True):
             if not values:
                 raise UsageError(f"{side.side.word} returns no tensors", file=side.side.path)
         if observe:
+            for side in (a, b):
+                side.begin_layers()
             layers = max(a.layers(), b.layers(), key=len)
             self._bound = RoundingBound.of((*calls[0], *calls[1]), layers, self._rounded)
         if self._exact is None:
@@ -641,6 +695,9 @@ class _Rounds:
         exact_keys = (
             self._few_calls(calls) if observe and all((*self._exact, *self._observable)) else ([], [])
         )
+        for side, there, keys in zip((a, b), self._exact, exact_keys, strict=True):
+            if there:
+                side.begin_exact(keys)
         exact = [
             _exact_outputs(side, self._session, values, keys) if there else None
             for side, values, there, keys in zip((a, b), outputs, self._exact, exact_keys, strict=True)
@@ -947,6 +1004,8 @@ def _make_exact(session: ComparedModels) -> list[bool]:
     """Create the models in float64; return for each side whether that exists."""
     exact = []
     for side in session.sides:
+        side.begin("exact", names=side.names, copied=False)
+    for side in session.sides:
         answer = side.make_exact(copied=False)
         if not answer["made"]:
             session.notes.append(f"{side.side.word} has no float64 run: {answer['reason']}")
@@ -1211,6 +1270,13 @@ class _LayerFinder:
             for side, paths, own, words in zip(sides, known, opened, ({}, titles), strict=True)
         )
         difference = OperationDifference(one, other, self._bound)
+        values = calls[0][0][:1], calls[1][0][:1]
+        alone = pair is not None and not pair.b.family and self._session.kinds[1] in GRAPHS
+        if alone and where == BETWEEN and all(values):
+            of, number = values[0][0], values[1][0]
+            if of in one.arrays and difference.is_computed(number, of):
+                # What A's layer receives, B's operations before this one receive: they are that layer.
+                return self._operations(pairs, pair, LAYER)
         cause = difference.find(list(zip(calls[0][what], calls[1][what], strict=False)))
         if cause is not None and where == BETWEEN:
             self._receiver = difference.receiver
