@@ -19,7 +19,7 @@ from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.kinds import ACTIVATION_KINDS, ACTIVATIONS, gate_order
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Path
-from ckpttool.graphs.graph import Constant, Graph, OperatorNode
+from ckpttool.graphs.graph import FUNCTION, Constant, Graph, OperatorNode
 from ckpttool.graphs.operators import Operator, compute_node, find_operator, is_known
 from ckpttool.libraries.model_steps import LayerTensors
 from ckpttool.libraries.schema import ProgramOperation
@@ -40,7 +40,7 @@ _QUANTIZED = frozenset(("DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLi
 _MOVES = frozenset(("Cast", "Concat", "Gather", "Reshape", "Shape", "Size", "Slice", "Squeeze", "Unsqueeze"))
 _COUNTS = frozenset(("Add", "Sub", "Mul", "Div", "ReduceProd"))
 # Operations that only stand for a part of a supported result.
-PARTIAL = frozenset(("arg_max", "cell", "softmax"))
+PARTIAL = frozenset(("arg_max", "cell", "function", "softmax"))
 
 
 class UnsupportedNodeError(Exception):
@@ -205,7 +205,7 @@ class ProgramBuilder:
                 elif present and all(isinstance(one, ProgramConstant) for one in present):
                     results = self._folded(node, operands)  # type: ignore[arg-type]
                 elif not is_known(node.op):
-                    results = None
+                    results = self._opaque(node, *operands)
                 else:
                     results = self._step(node, operands)
         except (ValueError, IndexError, TypeError, ArithmeticError, AttributeError, CkpttoolError) as error:
@@ -227,6 +227,15 @@ class ProgramBuilder:
         for inner in branch.nodes:
             self.lower(inner)
         return [self.operand(output.name, node) for output in branch.outputs]
+
+    def _opaque(self, node: OperatorNode, flow: Any, *more: Any) -> Any:
+        """Return the result of a function that the file only names, or of a softmax without an axis."""
+        if more or not isinstance(flow, ProgramValue):
+            return None
+        if node.op in ("torch.Softmax", "torch.LogSoftmax") and "dim" not in node.attributes:
+            return _softmax(self, node, flow)
+        named = FUNCTION in node.attributes
+        return self.add("function", flow.shape, flow, node=node) if named else None
 
     def _step(self, node: OperatorNode, operands: list[Any]) -> Any:
         rule, row = _PATTERNS.get(node.op), find_operator(node.op)
