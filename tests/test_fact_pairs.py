@@ -140,8 +140,8 @@ def function(name: str) -> dict[str, Any]:
 STATED = {
     "function": function("sin"),
     "registered function": {**function("own"), "module": None, "registered_name": "own>act"},
-    "object": serialized("Softmax", axis=-1),
-    "object named relu": serialized("Softmax", axis=0, name="relu"),
+    "object": serialized("PReLU", shared_axes=None),
+    "object named relu": serialized("ELU", alpha=[1.0], name="relu"),
     "class of the user": {**serialized("Own", name="relu"), "module": "own", "registered_name": "own>Own"},
     "unknown name": "my_function",
 }
@@ -217,9 +217,18 @@ UNDERSTOOD = {
     "relu": ("relu", "relu"),
     "function": (function("relu"), "relu"),
     "object": (serialized("ReLU", negative_slope=0.0, max_value=None, threshold=0.0), "relu"),
-    "leaky": (serialized("LeakyReLU", negative_slope=0.5, name="relu"), "leaky_relu"),
-    "leaky function": (function("leaky_relu"), "leaky_relu"),
+    "leaky": (serialized("LeakyReLU", negative_slope=0.5, name="relu"), "leaky_relu(0.5)"),
+    "leaky function": (function("leaky_relu"), "leaky_relu(0.2)"),
 }
+
+
+@pytest.mark.parametrize("softmax", ["softmax", function("softmax"), serialized("Softmax", axis=-1)])
+def test_no_option_replaces_an_activation_that_policies_do_not_have(tmp_path: Path, softmax: Any) -> None:
+    path = keras_file(tmp_path, softmax)
+    for facts in (AgentFacts(), AgentFacts(activations="relu")):
+        with pytest.raises(UnsupportedError) as error:
+            restore_agent(path, facts=facts)
+        assert (error.value.path, error.value.found) == ("dense", "Softmax")
 
 
 @pytest.mark.parametrize("form", UNDERSTOOD)

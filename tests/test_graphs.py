@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ from ckpttool.graphs.torchscript_translator import ScriptTranslator
 from ckpttool.graphs.weights import find_roles, number_calls
 from ckpttool.libraries.activation_orders import trace_graph_orders
 from ckpttool.libraries.graph_programs import lower_policy
+from ckpttool.networks import onnx_export
 from tests.conftest import ROOT
 
 onnx = pytest.importorskip("onnx")
@@ -810,6 +812,44 @@ def test_one_row_is_written_as_code(target: str, call: str, tmp_path: Path) -> N
     graph = toy_onnx(tmp_path / "toy.onnx")
     code = write_graph_code([Method(graph)], GraphPlan(Tree({}), (), Tree({}), {}), target, ())
     assert code.count(call) == 1
+
+
+@pytest.mark.usefixtures("toy_row")
+@pytest.mark.parametrize("inner", ["Relu", "Swish", "SwiGLU"])
+def test_one_row_exports_an_operator_to_onnx(inner: str, tmp_path: Path) -> None:
+    """An expansion may have operators that are expanded again."""
+    expand = lambda add, number, x: add("Add", add(inner, *[x] * (1 + (inner == "SwiGLU"))), number(1))  # noqa: E731
+    list_operators()["Toy"] = list_operators()["Toy"]._replace(expand=expand)  # type: ignore[index]
+    graph = toy_onnx(tmp_path / "toy.onnx")
+    x = f(2, 3)
+    shaped = replace(graph, outputs=(Value("y", "float32", (2, 3)),))
+    (tmp_path / "old.onnx").write_bytes(onnx_export.encode_graph(shaped, {}))
+    model = onnx.load(str(tmp_path / "old.onnx"))
+    assert {node.op_type for node in model.graph.node}.isdisjoint({"Toy", "Swish", "SwiGLU"})
+    (exported,) = evaluate(load(model, tmp_path / "again.onnx"), {"x": x}).values()
+    gate = {"Relu": np.maximum(x, 0), "Swish": x / (1 + np.exp(-x)), "SwiGLU": x * x / (1 + np.exp(-x))}
+    np.testing.assert_allclose(exported, gate[inner] + 1, rtol=1e-6)
+    (run,) = run_onnxruntime(tmp_path / "old.onnx", {"x": x})
+    np.testing.assert_allclose(run, gate[inner] + 1, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("toy_row")
+def test_an_operator_without_an_expansion_is_not_exported(tmp_path: Path) -> None:
+    list_operators()["Toy"] = list_operators()["Toy"]._replace(expand=None)  # type: ignore[index]
+    with pytest.raises(UnsupportedError) as error:
+        onnx_export.encode_graph(toy_onnx(tmp_path / "toy.onnx"), {})
+    assert error.value.found == "Toy"
+
+
+@pytest.mark.usefixtures("toy_row")
+def test_one_row_lets_a_policy_be_exported(tmp_path: Path) -> None:
+    constants = {"w": f(3, 4), "v": f(4, 2)}
+    nodes = [N("MatMul", ["x", "w"], ["a"]), N("Toy", ["a"], ["b"]), N("MatMul", ["b", "v"], ["y"])]
+    load(make_model(nodes, {"x": f(1, 3)}, constants), tmp_path / "toy.onnx")
+    ckpttool.export(str(tmp_path / "toy.onnx"), str(tmp_path / "out.onnx"))
+    x = f(1, 3)
+    with ckpttool.load_agent(str(tmp_path / "out.onnx")) as agent:
+        np.testing.assert_allclose(agent.act(x), (2 * (x @ constants["w"]) + 1) @ constants["v"], rtol=1e-5)
 
 
 @pytest.mark.usefixtures("toy_row")

@@ -13,8 +13,7 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.core import File, Inline, Leaf, Span, UnsupportedError, attr, kinds
-from ckpttool.core.sidecar import NotUnderstood
+from ckpttool.core import File, Inline, Leaf, NotUnderstood, Span, UnsupportedError, attr, kinds
 from ckpttool.graphs.keras import read_document
 from ckpttool.libraries.graph_programs import lower_policy
 from ckpttool.libraries.model_steps import ChainStep

@@ -340,7 +340,7 @@ def _activation_name(config: Any) -> str:
 
 
 def _activate(call: LayerCall, x: str, setting: str = "activation") -> str:
-    """Add an activation; one that is not understood is an opaque node, and the layer before it is none."""
+    """Add an activation; one that is not understood is an opaque node behind the layer."""
     activation, count = call.get(setting), len(call.build.nodes)
     try:
         if isinstance(activation, dict) and config_of(activation).cls in _ACTIVATION_LAYERS:

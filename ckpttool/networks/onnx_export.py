@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from onnx import TensorProto, checker, helper
+from onnx import TensorProto, checker, defs, helper
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Leaf
@@ -76,13 +76,36 @@ def _encode_node(graph: Graph, node: OperatorNode) -> Any:
 
 
 class _Operands:
-    """Adds operators in a graph's float type, and numbers of that type."""
+    """Adds operators in a graph's float type, and numbers of that type.
+
+    Those that the runtime does not have in this type are composed, or expanded by their rows.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.builder, self.dtype = GraphBuilder(), str(graph.inputs[0].dtype)
-        self.add = self.builder.one
+        self.rows = _COMPOSED if self.dtype != "float64" else {**_COMPOSED, **_IN_FLOAT64}
         for name in (*graph.constants, *(name for node in graph.nodes for name in node.outputs)):
             self.builder.unique_name(name)
+
+    def find(self, op: str) -> _Composition | None:
+        """Return how an operator is composed, None if the runtime has it."""
+        if self.dtype == "float64" and op in _FLOAT32_ONLY:
+            raise UnsupportedError(
+                f"the ONNX model does not support {_FLOAT32_ONLY[op]} in float64",
+                hint="onnxruntime does not implement it in this type",
+            )
+        if op in self.rows or defs.has(op, max_inclusive_version=OPSET):
+            return self.rows.get(op)
+        if find_operator(op).expand is None:
+            raise UnsupportedError("an operator is not in the ONNX model's operator set", found=op)
+        return _expanded
+
+    def add(self, op: str, /, *inputs: str, **attributes: Any) -> str:
+        """Add an operator and return the name of its result."""
+        compose = self.find(op)
+        if compose is not None:
+            return compose(self, OperatorNode(op, inputs, (), attributes))
+        return self.builder.one(op, *inputs, **attributes)
 
     def number(self, value: float) -> str:
         """Return the name of a number."""
@@ -92,15 +115,8 @@ class _Operands:
 def _compose_operators(graph: Graph) -> Graph:
     """Return the graph with operators of old versions, and of the runtime's for its float type."""
     operands = _Operands(graph)
-    wide = operands.dtype == "float64"
-    rows = {**_COMPOSED, **_IN_FLOAT64} if wide else _COMPOSED
     for node in graph.nodes:
-        if wide and node.op in _FLOAT32_ONLY:
-            raise UnsupportedError(
-                f"the ONNX model does not support {_FLOAT32_ONLY[node.op]} in float64",
-                hint="onnxruntime does not implement it in this type",
-            )
-        compose = rows.get(node.op)
+        compose = operands.find(node.op)
         if compose is None:
             operands.builder.nodes.append(node)
             continue
@@ -178,8 +194,7 @@ def _selu(to: _Operands, node: OperatorNode) -> str:
 
 
 def _mish(to: _Operands, node: OperatorNode) -> str:
-    soft = _softplus(to, node) if to.dtype == "float64" else to.add("Softplus", *node.inputs)
-    return to.add("Mul", node.inputs[0], to.add("Tanh", soft))
+    return to.add("Mul", node.inputs[0], to.add("Tanh", to.add("Softplus", *node.inputs)))
 
 
 def _hardswish(to: _Operands, node: OperatorNode) -> str:
@@ -196,7 +211,6 @@ _COMPOSED: Mapping[str, _Composition] = {
     "Mish": _mish,
     "HardSwish": _hardswish,
     "Selu": _selu,
-    "Swish": _expanded,
     "Clip": lambda to, node: to.add("Min", to.add("Max", *node.inputs[:2]), node.inputs[2]),
 }
 # onnxruntime computes these operators in float32 alone (onnxruntime/docs/OperatorKernels.md).
