@@ -772,6 +772,60 @@ def test_one_row_lets_an_operator_play(tmp_path: Path) -> None:
         np.testing.assert_allclose(agent.act(x), evaluate(graph, {"x": x})["y"], rtol=1e-6)
 
 
+def ints(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int64)
+
+
+# Operators that leave columns of a row of 6 numbers: their constants and attributes.
+COLUMNS: dict[str, tuple[str, list[np.ndarray], dict[str, Any]]] = {
+    "slice": ("Slice", [ints(1), ints(4), ints(1)], {}),
+    "slice from the end": ("Slice", [ints(-3), ints((1 << 63) - 1), ints(-1)], {}),
+    "slice to the largest int32": ("Slice", [ints(2), ints((1 << 31) - 1), ints(1)], {}),
+    "gather": ("Gather", [ints(2, -3, 4)], {"axis": -1}),
+    "compress": ("Compress", [np.array([False, True, True, False])], {"axis": 1}),
+    "crop": ("CenterCropPad", [ints(4)], {"axes": [1]}),
+    "tile": ("Tile", [ints(1, 1)], {}),
+    "pad": ("Pad", [ints(0, 0, 0, 0)], {}),
+    "crop by negative pads": ("Pad", [ints(0, -1, 0, -2)], {}),
+    "expand": ("Expand", [ints(1, 6)], {}),
+}
+NO_COLUMNS: dict[str, tuple[str, list[np.ndarray], dict[str, Any]]] = {
+    "every second": ("Slice", [ints(0), ints(6), ints(1), ints(2)], {}),
+    "another order": ("Gather", [ints(2, 1)], {"axis": 1}),
+    "first observations": ("Slice", [ints(0), ints(2), ints(0)], {}),
+    "repeated": ("Tile", [ints(1, 2)], {}),
+    "padded": ("Pad", [ints(0, 1, 0, 0)], {}),
+    "padded with ones": ("Pad", [ints(0, 1, 0, 0), np.float32(1)], {}),
+    "lower triangle": ("Trilu", [np.int64(0)], {"upper": 0}),
+}
+
+
+def cut_graph(case: tuple[str, list[np.ndarray], dict[str, Any]], path: Path) -> Graph:
+    op, settings, attributes = case
+    constants = {"w": f(6, 6), **{f"s{number}": array for number, array in enumerate(settings)}}
+    nodes = [N("MatMul", ["x", "w"], ["a"]), N(op, ["a", *list(constants)[1:]], ["y"], **attributes)]
+    return load(make_model(nodes, {"x": f(1, 6)}, constants), path)
+
+
+@pytest.mark.parametrize("case", COLUMNS.values(), ids=COLUMNS)
+def test_a_policy_takes_columns_by_every_operator_that_moves_entries(
+    case: tuple[str, list[np.ndarray], dict[str, Any]], tmp_path: Path
+) -> None:
+    graph, x = cut_graph(case, tmp_path / "cut.onnx"), f(1, 6)
+    with ckpttool.load_agent(str(tmp_path / "cut.onnx")) as agent:
+        np.testing.assert_allclose(agent.act(x), evaluate(graph, {"x": x})["y"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", NO_COLUMNS.values(), ids=NO_COLUMNS)
+def test_entries_in_another_order_are_no_columns(
+    case: tuple[str, list[np.ndarray], dict[str, Any]], tmp_path: Path
+) -> None:
+    graph = cut_graph(case, tmp_path / "cut.onnx")
+    with pytest.raises(UnsupportedError) as error:
+        lower_policy(graph, "actor", "cut.onnx")
+    assert error.value.found == case[0]
+
+
 # Inputs and attributes with which an operator is expanded, besides numbers of one shape and the defaults.
 EXPANDED: dict[str, list[tuple[list[np.ndarray], dict[str, Any]]]] = {
     "Sum": [([f(2, 3)], {}), ([f(2, 3), f(3), f(2, 3)], {})],
