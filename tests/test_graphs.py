@@ -27,6 +27,7 @@ from ckpttool.core import (
     framework_order,
     using,
 )
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats.tf_functions import FunctionNode, GraphFunction
 from ckpttool.graphs import (
     Graph,
@@ -770,6 +771,41 @@ def test_one_row_lets_an_operator_play(tmp_path: Path) -> None:
     x = f(1, 3)
     with ckpttool.load_agent(str(tmp_path / "toy.onnx")) as agent:
         np.testing.assert_allclose(agent.act(x), evaluate(graph, {"x": x})["y"], rtol=1e-6)
+
+
+LIMITS = (np.float32(0), np.float32(6), np.float32(-1), np.float32(1))
+# Operators between layers that are activations of policies: the operator, its constants and attributes.
+BETWEEN: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "leaky_relu(0.25)": ("LeakyRelu", (), {"alpha": 0.25}),
+    "leaky_relu": ("LeakyRelu", (), {}),
+    "relu6": ("Clip", LIMITS[:2], {}),
+    "hardtanh": ("Clip", LIMITS[2:], {}),
+    "selu": ("Selu", (), {}),
+    "mish": ("Mish", (), {}),
+    "hardswish": ("HardSwish", (), {}),
+    "elu": ("Celu", (), {}),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_activations_in_a_graph_are_those_of_its_converted_layers(name: str, tmp_path: Path) -> None:
+    op, settings, attributes = BETWEEN[name]
+    constants = {"w": f(3, 8), "c": f(8), "v": f(8, 2), "d": f(2)}
+    limits = {f"s{number}": value for number, value in enumerate(settings)}
+    nodes = [
+        N("Gemm", ["x", "w", "c"], ["a"]),
+        N(op, ["a", *limits], ["b"], **attributes),
+        N("Gemm", ["b", "v", "d"], ["y"]),
+    ]
+    model = make_model(nodes, {"x": 3 * f(1, 3)}, {**constants, **limits}, opset=22)
+    load(model, tmp_path / "a.onnx")
+    ckpttool.convert(str(tmp_path / "a.onnx"), str(tmp_path / "a.pt"), to="torch")
+    x = 3 * f(1, 3)
+    (expected,) = run_onnxruntime(tmp_path / "a.onnx", {"x": x})
+    for path in ("a.onnx", "a.pt"):
+        assert restore_agent(str(tmp_path / path)).known.activations == [name]
+        with ckpttool.load_agent(str(tmp_path / path)) as agent:
+            np.testing.assert_allclose(agent.act(x), expected, rtol=1e-5, atol=1e-6)
 
 
 def ints(*numbers: int) -> np.ndarray:
