@@ -83,22 +83,19 @@ class _Operands:
 
     def __init__(self, graph: Graph) -> None:
         self.builder, self.dtype = GraphBuilder(), str(graph.inputs[0].dtype)
-        self.rows = _COMPOSED if self.dtype != "float64" else {**_COMPOSED, **_IN_FLOAT64}
         for name in (*graph.constants, *(name for node in graph.nodes for name in node.outputs)):
             self.builder.unique_name(name)
 
     def find(self, op: str) -> _Composition | None:
         """Return how an operator is composed, None if the runtime has it."""
-        if self.dtype == "float64" and op in _FLOAT32_ONLY:
+        wide = self.dtype == "float64"
+        if wide and op in _FLOAT32_ONLY:
             raise UnsupportedError(
                 f"the ONNX model does not support {_FLOAT32_ONLY[op]} in float64",
                 hint="onnxruntime does not implement it in this type",
             )
-        if op in self.rows or defs.has(op, max_inclusive_version=OPSET):
-            return self.rows.get(op)
-        if find_operator(op).expand is None:
-            raise UnsupportedError("an operator is not in the ONNX model's operator set", found=op)
-        return _expanded
+        compose = _COMPOSED.get(op) or (_IN_FLOAT64.get(op) if wide else None)
+        return compose or (None if defs.has(op, max_inclusive_version=OPSET) else _expanded)
 
     def add(self, op: str, /, *inputs: str, **attributes: Any) -> str:
         """Add an operator and return the name of its result."""
@@ -116,8 +113,7 @@ def _compose_operators(graph: Graph) -> Graph:
     """Return the graph with operators of old versions, and of the runtime's for its float type."""
     operands = _Operands(graph)
     for node in graph.nodes:
-        compose = operands.find(node.op)
-        if compose is None:
+        if (compose := operands.find(node.op)) is None:
             operands.builder.nodes.append(node)
             continue
         operands.builder.scope = node.scope
@@ -144,7 +140,10 @@ def _layer_norm(to: _Operands, node: OperatorNode) -> str:
 
 
 def _expanded(to: _Operands, node: OperatorNode) -> str:
-    return find_operator(node.op).expanded(node, to.add, to.number)
+    row = find_operator(node.op)
+    if row.expand is None:
+        raise UnsupportedError("an operator is not in the ONNX model's operator set", found=node.op)
+    return row.expanded(node, to.add, to.number)
 
 
 def _gelu(to: _Operands, node: OperatorNode) -> str:
@@ -164,11 +163,8 @@ def _below(to: _Operands, x: str) -> str:
 
 
 def _elu(to: _Operands, node: OperatorNode) -> str:
-    (x,) = node.inputs
-    below, alpha = (
-        to.add("Sub", to.add("Exp", _below(to, x)), to.number(1.0)),
-        node.attributes.get("alpha", 1.0),
-    )
+    (x,), alpha = node.inputs, node.attributes.get("alpha", 1.0)
+    below = to.add("Sub", to.add("Exp", _below(to, x)), to.number(1.0))
     return to.add("Add", _above(to, x), below if alpha == 1 else to.add("Mul", below, to.number(alpha)))
 
 
@@ -179,28 +175,13 @@ def _softplus(to: _Operands, node: OperatorNode) -> str:
 
 
 def _leaky_relu(to: _Operands, node: OperatorNode) -> str:
-    (x,) = node.inputs
-    return to.add(
-        "Add", _above(to, x), to.add("Mul", _below(to, x), to.number(node.attributes.get("alpha", 0.01)))
-    )
+    (x,), alpha = node.inputs, node.attributes.get("alpha", 0.01)
+    return to.add("Add", _above(to, x), to.add("Mul", _below(to, x), to.number(alpha)))
 
 
 def _selu(to: _Operands, node: OperatorNode) -> str:
-    (x,) = node.inputs
     settings = {"alpha": SELU_ALPHA, "gamma": SELU_SCALE, **node.attributes}
-    below = to.add("Sub", to.add("Exp", _below(to, x)), to.number(1.0))
-    both = to.add("Add", _above(to, x), to.add("Mul", below, to.number(settings["alpha"])))
-    return to.add("Mul", both, to.number(settings["gamma"]))
-
-
-def _mish(to: _Operands, node: OperatorNode) -> str:
-    return to.add("Mul", node.inputs[0], to.add("Tanh", to.add("Softplus", *node.inputs)))
-
-
-def _hardswish(to: _Operands, node: OperatorNode) -> str:
-    (x,) = node.inputs
-    limited = to.add("Min", _above(to, to.add("Add", x, to.number(3.0))), to.number(6.0))
-    return to.add("Div", to.add("Mul", x, limited), to.number(6.0))
+    return to.add("Mul", _elu(to, replace(node, attributes=settings)), to.number(settings["gamma"]))
 
 
 _Composition = Callable[[_Operands, OperatorNode], str]
@@ -208,8 +189,6 @@ _Composition = Callable[[_Operands, OperatorNode], str]
 _COMPOSED: Mapping[str, _Composition] = {
     "LayerNormalization": _layer_norm,
     "Gelu": _gelu,
-    "Mish": _mish,
-    "HardSwish": _hardswish,
     "Selu": _selu,
     "Clip": lambda to, node: to.add("Min", to.add("Max", *node.inputs[:2]), node.inputs[2]),
 }
