@@ -400,11 +400,13 @@ def _add_bias(call: LayerCall, x: str, bias: str) -> str:
     return call.add("Add", x, bias) if bias else x
 
 
-def _dense(call: LayerCall, x: str) -> str:
+def _dense(call: LayerCall) -> list[Flow]:
     shape = call.weight_shape("kernel")
     require(len(shape) == 2)
-    output = _add_bias(call, call.add("MatMul", x, call.weight("kernel")), call.bias())
-    return _activate(call, output)
+    # Integers are multiplied in the type of the kernel, too.
+    flow = call.cast(call.flow(cast=False))
+    output = _add_bias(call, call.add("MatMul", flow.name, call.weight("kernel")), call.bias())
+    return [Flow(_activate(call, output), flow.dtype)]
 
 
 def _einsum_dense(call: LayerCall, x: str) -> str:
@@ -1453,7 +1455,7 @@ _RULES: dict[str, LayerRule] = {
     **dict.fromkeys(("RandomFlip", "RandomRotation", "RandomTranslation", "RandomZoom"), _inactive),
     **dict.fromkeys(("RandomContrast", "RandomBrightness"), _inactive),
     "InputLayer": _input,
-    "Dense": _one(_dense),
+    "Dense": _dense,
     "EinsumDense": _one(_einsum_dense),
     "Embedding": _embedding,
     "Activation": _one(_activate),

@@ -154,7 +154,8 @@ class _GraphLowering:
         self.builder = ProgramBuilder(graph, half=half)
         # States that the graph has as constants, and overwrites.
         self.buffers: dict[str, Path] = {}
-        self.doubled = False
+        # The type of the input, if the model is run in float32 instead.
+        self.own_type = ""
         self._add_inputs()
         self._add_buffers()
         for node in needed_nodes(graph.nodes, {value.name for value in graph.outputs}):
@@ -179,7 +180,8 @@ class _GraphLowering:
                 found=abbreviate_list([value.name for value in plain], 6) or "none",
             )
         (only,) = plain
-        if only.dtype is not None and only.dtype not in _OBSERVATIONS:
+        halves = ("float16", "bfloat16") if self.builder.half else ()
+        if only.dtype is not None and only.dtype not in (*_OBSERVATIONS, *halves):
             raise self._not_observed(only, "numbers of type float32, float64, uint8 or another integer type")
         if only.shape is not None and len(only.shape) < 2:
             raise self._not_observed(only, "[batch, number of observations], or images")
@@ -189,7 +191,7 @@ class _GraphLowering:
             shape = (self._first_width(only),) if len(rest) == 1 else ()
         if 0 in shape or not shape:
             raise self._not_observed(only, "fixed extents, except the number of observations")
-        self.doubled = only.dtype == "float64"
+        self.own_type = next((name for name in ("float64", *halves) if name == only.dtype), "")
         self.builder.batch = batch if isinstance(batch, int) and batch > 0 else 1
         self.builder.inputs = [("obs", shape)]
         self.builder.values[only.name] = ProgramValue(0, shape)
@@ -273,8 +275,8 @@ class _GraphLowering:
             raise _several_outputs(names, self.file)
         left = [other for other in others if other != name]
         notes = [f"{', '.join(left)} left out: {name} is the policy"] if left else []
-        if self.doubled:
-            notes.append("the model computes in float64 but is run in float32")
+        if self.own_type:
+            notes.append(f"the model computes in {self.own_type} but is run in float32")
         return self.computation(name, notes)
 
     def _is_state(self, name: str) -> bool:

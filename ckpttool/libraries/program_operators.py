@@ -277,7 +277,7 @@ class ProgramBuilder:
     def _folded(self, node: OperatorNode, operands: list[ProgramConstant | None]) -> Any:
         """Return the results of an operator on constants; a transposed tensor keeps its path."""
         first, counts = operands[0], any(one is not None and one.counts for one in operands)
-        if node.op == "Identity":
+        if node.op == "Identity" or (node.op == "Cast" and self.half and node.attributes["to"] in _HALVES):
             return first
         if node.op in _QUANTIZED or (counts and node.op not in _MOVES | _COUNTS):
             return None

@@ -318,7 +318,7 @@ def _bind_policy(
     computation = _lower_keras(document, checkpoint, tree, network)
     binding = None
     # Chain layers can be converted to other frameworks; a program can only be run.
-    if computation.steps is not None:
+    if computation.steps is not None and computation.norm is None:
         with contextlib.suppress(UnsupportedError, UsageError):
             binding = _bind_by_names(tree, checkpoint, network, module, computation)
     binding = binding or _bind_program(computation, tree, _CONFIGURATION)
@@ -480,8 +480,8 @@ def _lower_sequential(tree: Tree, name: Name, file: str) -> GraphComputation | N
 
     path = tuple(step for word in name for step in (PICKLED_MODULES, key(word)))
     graph = read_sequential(tree, path)
-    computation = None if graph is None else _lower_policy(graph, "actor", file)
-    if computation is not None and computation.steps is None:
+    computation = None if graph is None else _lower_policy(graph, "actor", file, half=True)
+    if computation is not None and (computation.steps is None or computation.norm is not None):
         where = "/".join(name) or None
         raise UnsupportedError("the layers of the module are no chain", file=file, path=where)
     return computation
