@@ -1102,5 +1102,5 @@ _RULES: Mapping[str, _Rule] = {
     "Reshape": _reshape,
     "Conv": _convolution,
 }
-# Rules by the kind in the operator's row, for those without one of their own.
+# Rules by the kind in the operator's row, for operators that the rules above do not name.
 _BY_KIND: Mapping[Kind, _Rule] = dict.fromkeys(("movement", "extent", "lookup"), _take)
