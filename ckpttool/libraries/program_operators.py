@@ -189,7 +189,10 @@ class ProgramBuilder:
             direct = path if constant.rule in (KEEP, TRANSPOSE) else None
             turned = direct is not None and constant.rule == TRANSPOSE
             paths = () if path is None else (path,)
-            self.values[name] = ProgramConstant(constant.read(name), paths, direct, turned)
+            array = constant.read(name)
+            if self.half and dtype in _HALVES:
+                array = array.astype("float32")
+            self.values[name] = ProgramConstant(array, paths, direct, turned)
         return self.values[name]
 
     def lower(self, node: OperatorNode) -> None:
