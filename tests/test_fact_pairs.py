@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import ckpttool
 from ckpttool import convert
 from ckpttool.commands.doctor import diagnose
 from ckpttool.commands.verify import verify
 from ckpttool.core import NotUnderstood, UnsupportedError, UsageError
 from ckpttool.evaluation.agent_facts import AgentFacts
 from ckpttool.evaluation.restore import restore_agent
+from ckpttool.graphs import evaluate, read_graph
 from tests import fact_pairs
 from tests.fact_pairs import FactPair
 
@@ -82,17 +85,23 @@ def test_no_pair_with_a_different_fact_passes_and_every_equal_pair_does(
 # One Keras policy with any activation in its configuration; written without Keras.
 
 
-def keras_file(folder: Path, activation: Any, name: str = "model.keras") -> str:
-    """Write a `.keras` file of two hidden layers; `activation` is the setting as Keras serializes it."""
+def keras_file(
+    folder: Path, activation: Any, name: str = "model.keras", *before: dict[str, Any], dtype: str = "float32"
+) -> str:
+    """Write a `.keras` file of two hidden layers; `activation` is the setting as Keras serializes it.
+
+    `before` are layers before the first one, `dtype` is the type of the input.
+    """
     import h5py
 
     layers: list[dict[str, Any]] = [
         {
             "module": "keras.layers",
             "class_name": "InputLayer",
-            "config": {"batch_shape": [None, 6], "dtype": "float32", "name": "input"},
+            "config": {"batch_shape": [None, 6], "dtype": dtype, "name": "input"},
             "registered_name": None,
-        }
+        },
+        *before,
     ]
     path = folder / name
     weights = folder / f"{name}.weights.h5"
@@ -140,8 +149,8 @@ def function(name: str) -> dict[str, Any]:
 STATED = {
     "function": function("sin"),
     "registered function": {**function("own"), "module": None, "registered_name": "own>act"},
-    "object": serialized("Softmax", axis=-1),
-    "object named relu": serialized("Softmax", axis=0, name="relu"),
+    "object": serialized("PReLU", shared_axes=None),
+    "object named relu": serialized("ELU", alpha=[1.0], name="relu"),
     "class of the user": {**serialized("Own", name="relu"), "module": "own", "registered_name": "own>Own"},
     "unknown name": "my_function",
 }
@@ -217,9 +226,36 @@ UNDERSTOOD = {
     "relu": ("relu", "relu"),
     "function": (function("relu"), "relu"),
     "object": (serialized("ReLU", negative_slope=0.0, max_value=None, threshold=0.0), "relu"),
-    "leaky": (serialized("LeakyReLU", negative_slope=0.5, name="relu"), "leaky_relu"),
-    "leaky function": (function("leaky_relu"), "leaky_relu"),
+    "leaky": (serialized("LeakyReLU", negative_slope=0.5, name="relu"), "leaky_relu(0.5)"),
+    "leaky function": (function("leaky_relu"), "leaky_relu(0.2)"),
 }
+
+
+RESCALED = serialized("Rescaling", scale=0.5, offset=1.0, name="rescaling")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+@pytest.mark.parametrize("before", [[], [RESCALED]], ids=["plain", "rescaled"])
+def test_a_policy_acts_as_its_whole_graph_computes(
+    tmp_path: Path, before: list[dict[str, Any]], dtype: str
+) -> None:
+    path = keras_file(tmp_path, "relu", "model.keras", *before, dtype=dtype)
+    graph = read_graph(ckpttool.open(path))
+    assert graph is not None
+    x = np.arange(-3, 3, dtype=dtype).reshape(1, 6)
+    (expected,) = evaluate(graph, {graph.inputs[0].name: x}).values()
+    with ckpttool.load_agent(path) as agent:
+        # The layers of a model with an input of 16 bits compute in their own type.
+        np.testing.assert_allclose(agent.act(x.astype("float32")), expected, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("softmax", ["softmax", function("softmax"), serialized("Softmax", axis=-1)])
+def test_no_option_replaces_an_activation_that_policies_do_not_have(tmp_path: Path, softmax: Any) -> None:
+    path = keras_file(tmp_path, softmax)
+    for facts in (AgentFacts(), AgentFacts(activations="relu")):
+        with pytest.raises(UnsupportedError) as error:
+            restore_agent(path, facts=facts)
+        assert (error.value.path, error.value.found) == ("dense", "Softmax")
 
 
 @pytest.mark.parametrize("form", UNDERSTOOD)

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ckpttool.core import (
     framework_order,
     using,
 )
+from ckpttool.evaluation.restore import restore_agent
 from ckpttool.formats.tf_functions import FunctionNode, GraphFunction
 from ckpttool.graphs import (
     Graph,
@@ -54,6 +56,7 @@ from ckpttool.graphs.torchscript_translator import ScriptTranslator
 from ckpttool.graphs.weights import find_roles, number_calls
 from ckpttool.libraries.activation_orders import trace_graph_orders
 from ckpttool.libraries.graph_programs import lower_policy
+from ckpttool.networks import onnx_export
 from tests.conftest import ROOT
 
 onnx = pytest.importorskip("onnx")
@@ -770,6 +773,95 @@ def test_one_row_lets_an_operator_play(tmp_path: Path) -> None:
         np.testing.assert_allclose(agent.act(x), evaluate(graph, {"x": x})["y"], rtol=1e-6)
 
 
+LIMITS = (np.float32(0), np.float32(6), np.float32(-1), np.float32(1))
+# Operators between layers that are activations of policies: the operator, its constants and attributes.
+BETWEEN: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "leaky_relu(0.25)": ("LeakyRelu", (), {"alpha": 0.25}),
+    "leaky_relu": ("LeakyRelu", (), {}),
+    "relu6": ("Clip", LIMITS[:2], {}),
+    "hardtanh": ("Clip", LIMITS[2:], {}),
+    "selu": ("Selu", (), {}),
+    "mish": ("Mish", (), {}),
+    "hardswish": ("HardSwish", (), {}),
+    "elu": ("Celu", (), {}),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_activations_in_a_graph_are_those_of_its_converted_layers(name: str, tmp_path: Path) -> None:
+    op, settings, attributes = BETWEEN[name]
+    constants = {"w": f(3, 8), "c": f(8), "v": f(8, 2), "d": f(2)}
+    limits = {f"s{number}": value for number, value in enumerate(settings)}
+    nodes = [
+        N("Gemm", ["x", "w", "c"], ["a"]),
+        N(op, ["a", *limits], ["b"], **attributes),
+        N("Gemm", ["b", "v", "d"], ["y"]),
+    ]
+    model = make_model(nodes, {"x": 3 * f(1, 3)}, {**constants, **limits}, opset=22)
+    load(model, tmp_path / "a.onnx")
+    ckpttool.convert(str(tmp_path / "a.onnx"), str(tmp_path / "a.pt"), to="torch")
+    x = 3 * f(1, 3)
+    (expected,) = run_onnxruntime(tmp_path / "a.onnx", {"x": x})
+    for path in ("a.onnx", "a.pt"):
+        assert restore_agent(str(tmp_path / path)).known.activations == [name]
+        with ckpttool.load_agent(str(tmp_path / path)) as agent:
+            np.testing.assert_allclose(agent.act(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def ints(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int64)
+
+
+# Operators that leave columns of a row of 6 numbers: their constants and attributes.
+COLUMNS: dict[str, tuple[str, list[np.ndarray], dict[str, Any]]] = {
+    "slice": ("Slice", [ints(1), ints(4), ints(1)], {}),
+    "slice from the end": ("Slice", [ints(-3), ints((1 << 63) - 1), ints(-1)], {}),
+    "slice to the largest int32": ("Slice", [ints(2), ints((1 << 31) - 1), ints(1)], {}),
+    "gather": ("Gather", [ints(2, -3, 4)], {"axis": -1}),
+    "compress": ("Compress", [np.array([False, True, True, False])], {"axis": 1}),
+    "crop": ("CenterCropPad", [ints(4)], {"axes": [1]}),
+    "tile": ("Tile", [ints(1, 1)], {}),
+    "pad": ("Pad", [ints(0, 0, 0, 0)], {}),
+    "crop by negative pads": ("Pad", [ints(0, -1, 0, -2)], {}),
+    "expand": ("Expand", [ints(1, 6)], {}),
+}
+NO_COLUMNS: dict[str, tuple[str, list[np.ndarray], dict[str, Any]]] = {
+    "every second": ("Slice", [ints(0), ints(6), ints(1), ints(2)], {}),
+    "another order": ("Gather", [ints(2, 1)], {"axis": 1}),
+    "first observations": ("Slice", [ints(0), ints(2), ints(0)], {}),
+    "repeated": ("Tile", [ints(1, 2)], {}),
+    "padded": ("Pad", [ints(0, 1, 0, 0)], {}),
+    "padded with ones": ("Pad", [ints(0, 1, 0, 0), np.float32(1)], {}),
+    "lower triangle": ("Trilu", [np.int64(0)], {"upper": 0}),
+}
+
+
+def cut_graph(case: tuple[str, list[np.ndarray], dict[str, Any]], path: Path) -> Graph:
+    op, settings, attributes = case
+    constants = {"w": f(6, 6), **{f"s{number}": array for number, array in enumerate(settings)}}
+    nodes = [N("MatMul", ["x", "w"], ["a"]), N(op, ["a", *list(constants)[1:]], ["y"], **attributes)]
+    return load(make_model(nodes, {"x": f(1, 6)}, constants), path)
+
+
+@pytest.mark.parametrize("case", COLUMNS.values(), ids=COLUMNS)
+def test_a_policy_takes_columns_by_every_operator_that_moves_entries(
+    case: tuple[str, list[np.ndarray], dict[str, Any]], tmp_path: Path
+) -> None:
+    graph, x = cut_graph(case, tmp_path / "cut.onnx"), f(1, 6)
+    with ckpttool.load_agent(str(tmp_path / "cut.onnx")) as agent:
+        np.testing.assert_allclose(agent.act(x), evaluate(graph, {"x": x})["y"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", NO_COLUMNS.values(), ids=NO_COLUMNS)
+def test_entries_in_another_order_are_no_columns(
+    case: tuple[str, list[np.ndarray], dict[str, Any]], tmp_path: Path
+) -> None:
+    graph = cut_graph(case, tmp_path / "cut.onnx")
+    with pytest.raises(UnsupportedError) as error:
+        lower_policy(graph, "actor", "cut.onnx")
+    assert error.value.found == case[0]
+
+
 # Inputs and attributes with which an operator is expanded, besides numbers of one shape and the defaults.
 EXPANDED: dict[str, list[tuple[list[np.ndarray], dict[str, Any]]]] = {
     "Sum": [([f(2, 3)], {}), ([f(2, 3), f(3), f(2, 3)], {})],
@@ -810,6 +902,44 @@ def test_one_row_is_written_as_code(target: str, call: str, tmp_path: Path) -> N
     graph = toy_onnx(tmp_path / "toy.onnx")
     code = write_graph_code([Method(graph)], GraphPlan(Tree({}), (), Tree({}), {}), target, ())
     assert code.count(call) == 1
+
+
+@pytest.mark.usefixtures("toy_row")
+@pytest.mark.parametrize("inner", ["Relu", "Swish", "SwiGLU"])
+def test_one_row_exports_an_operator_to_onnx(inner: str, tmp_path: Path) -> None:
+    """An expansion may have operators that are expanded again."""
+    expand = lambda add, number, x: add("Add", add(inner, *[x] * (1 + (inner == "SwiGLU"))), number(1))  # noqa: E731
+    list_operators()["Toy"] = list_operators()["Toy"]._replace(expand=expand)  # type: ignore[index]
+    graph = toy_onnx(tmp_path / "toy.onnx")
+    x = f(2, 3)
+    shaped = replace(graph, outputs=(Value("y", "float32", (2, 3)),))
+    (tmp_path / "old.onnx").write_bytes(onnx_export.encode_graph(shaped, {}))
+    model = onnx.load(str(tmp_path / "old.onnx"))
+    assert {node.op_type for node in model.graph.node}.isdisjoint({"Toy", "Swish", "SwiGLU"})
+    (exported,) = evaluate(load(model, tmp_path / "again.onnx"), {"x": x}).values()
+    gate = {"Relu": np.maximum(x, 0), "Swish": x / (1 + np.exp(-x)), "SwiGLU": x * x / (1 + np.exp(-x))}
+    np.testing.assert_allclose(exported, gate[inner] + 1, rtol=1e-6)
+    (run,) = run_onnxruntime(tmp_path / "old.onnx", {"x": x})
+    np.testing.assert_allclose(run, gate[inner] + 1, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("toy_row")
+def test_an_operator_without_an_expansion_is_not_exported(tmp_path: Path) -> None:
+    list_operators()["Toy"] = list_operators()["Toy"]._replace(expand=None)  # type: ignore[index]
+    with pytest.raises(UnsupportedError) as error:
+        onnx_export.encode_graph(toy_onnx(tmp_path / "toy.onnx"), {})
+    assert error.value.found == "Toy"
+
+
+@pytest.mark.usefixtures("toy_row")
+def test_one_row_lets_a_policy_be_exported(tmp_path: Path) -> None:
+    constants = {"w": f(3, 4), "v": f(4, 2)}
+    nodes = [N("MatMul", ["x", "w"], ["a"]), N("Toy", ["a"], ["b"]), N("MatMul", ["b", "v"], ["y"])]
+    load(make_model(nodes, {"x": f(1, 3)}, constants), tmp_path / "toy.onnx")
+    ckpttool.export(str(tmp_path / "toy.onnx"), str(tmp_path / "out.onnx"))
+    x = f(1, 3)
+    with ckpttool.load_agent(str(tmp_path / "out.onnx")) as agent:
+        np.testing.assert_allclose(agent.act(x), (2 * (x @ constants["w"]) + 1) @ constants["v"], rtol=1e-5)
 
 
 @pytest.mark.usefixtures("toy_row")

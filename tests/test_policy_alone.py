@@ -534,6 +534,26 @@ def test_a_sequential_that_ends_in_a_layer_is_the_action(tmp_path: Path) -> None
     assert assumed
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_sequential_of_another_type_is_run_in_float32_and_names_its_own(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)).to(dtype)
+    path = saved(tmp_path / "a.pt", model)
+    close(played(path)[0], model_actions(model.float()))
+    agent = restore_agent(str(path))
+    assert agent.known.activations == ["relu"]
+    assert any(str(dtype).removeprefix("torch.") in note for note in agent.binding.moves.notes)
+
+
+@pytest.mark.parametrize("last", [nn.Softmax(), nn.Softmax(-1), nn.LogSoftmax(1)])
+def test_a_sequential_that_ends_in_probabilities_chooses_an_action(last: nn.Module, tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pt", nn.Sequential(nn.Linear(3, 8), nn.ReLU6(), nn.Linear(8, 4), last))
+    facts = restore_agent(str(path)).binding.facts
+    assert facts.choices is not None
+    assert (facts.head, facts.activations, facts.choices.counts) == ("argmax", ("relu6",), (4,))
+
+
 @pytest.mark.parametrize("layer", [nn.ReLU(), nn.Hardsigmoid(), nn.PReLU(), nn.BatchNorm1d(8)])
 def test_a_module_with_a_hook_is_not_played(layer: nn.Module, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 8), layer, nn.Linear(8, 1))
@@ -780,7 +800,7 @@ def test_torchscript_flattens_and_has_layers_without_bias(model: nn.Module, how:
     "change",
     [
         lambda y: torch.clamp(y, max=0.3),
-        lambda y: nn.functional.leaky_relu(y, 0.2),
+        lambda y: nn.functional.elu(y, 0.2),
         lambda y: nn.functional.gelu(y, approximate="tanh"),
         lambda y: y[:, torch.arange(7, -1, -1)],
     ],
@@ -829,7 +849,7 @@ def test_a_pickled_activation_that_has_no_equal_is_not_replaced(
         played(tmp_path / "a.pt", GIVEN)
 
 
-@pytest.mark.parametrize("activation", [nn.ELU(0.5), nn.Hardtanh(-2, 2), nn.CELU(), nn.GELU("tanh")])
+@pytest.mark.parametrize("activation", [nn.ELU(0.5), nn.Hardtanh(-2, 2), nn.CELU(0.5), nn.GELU("tanh")])
 @pytest.mark.parametrize("last", [False, True])
 def test_a_pickled_activation_with_arguments_is_computed_and_not_replaced(
     activation: nn.Module, last: bool, tmp_path: Path

@@ -157,8 +157,18 @@ def _action_graph(writer: TargetWriter) -> AgentGraphs | None:
         settings = None if agent is None else derive_code_settings(agent)[0]
     except (UnsupportedError, UsageError):
         settings = None
-    # Other maps are not in the graph: the model returns what it computes, and there is no `act`.
-    acts = settings is not None and settings.choices is None and settings.head in ("identity", "unit_tanh")
+    # Other maps than those read from it are not in the graph: the model returns what it computes, and there
+    # is no `act`.
+    facts = None if binding is None or "head" not in binding.facts.origins else binding.facts
+    read = None if facts is None else (facts.head, facts.action_low, facts.action_high)
+    acts = (
+        settings is not None
+        and settings.choices is None
+        and (
+            settings.head in ("identity", "unit_tanh")
+            or (settings.head, settings.action_low, settings.action_high) == read
+        )
+    )
     return AgentGraphs((Method(graph),), PolicyCalls("output", (None,)) if acts else None, ())
 
 

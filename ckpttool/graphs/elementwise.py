@@ -71,6 +71,11 @@ def _expand_gelu(add: Callable[..., str], number: Callable[..., str], x: str, *,
     return add("Mul", add("Mul", x, number(0.5)), add("Add", inner, number(1)))
 
 
+def _expand_hard_swish(add: Callable[..., str], number: Callable[..., str], x: str) -> str:
+    limited = add("Min", add("Max", add("Add", x, number(3)), number(0)), number(6))
+    return add("Div", add("Mul", x, limited), number(6))
+
+
 _EXPANSIONS: dict[str, Expansion] = {
     "Neg": lambda add, number, x: add("Mul", x, number(-1)),
     "Abs": lambda add, _number, x: add("Add", add("Relu", x), add("Relu", add("Neg", x))),
@@ -87,6 +92,8 @@ _EXPANSIONS: dict[str, Expansion] = {
     "Swish": lambda add, number, x, *, alpha: add(
         "Mul", x, add("Sigmoid", x if alpha == 1 else add("Mul", x, number(alpha)))
     ),
+    "Mish": lambda add, _number, x: add("Mul", x, add("Tanh", add("Softplus", x))),
+    "HardSwish": _expand_hard_swish,
     "SwiGLU": lambda add, _number, gate, x, *, alpha: add("Mul", add("Swish", gate, alpha=alpha), x),
 }
 _KINDS: dict[str, Combination] = {"Mul": "scaling", "PRelu": "scaling", "Clip": "first"}

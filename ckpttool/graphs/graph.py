@@ -151,6 +151,10 @@ class Graph:
     name: str = ""
 
 
+# The attribute of an opaque node that is an activation, or code in the file: what the file states of it.
+FUNCTION = "function"
+
+
 def trim_inputs(inputs: Sequence[str]) -> tuple[str, ...]:
     """Return a node's inputs without those at the end that are omitted."""
     count = max((number for number, name in enumerate(inputs, 1) if name), default=0)

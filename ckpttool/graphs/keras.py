@@ -18,7 +18,7 @@ from ckpttool.core.tree import Path, Tree, attr
 from ckpttool.formats.keras_config import MODELS, config_of, has_foreign_class, is_described
 from ckpttool.formats.keras_tree import config_document, writer_version
 from ckpttool.graphs.builder import GraphBuilder
-from ckpttool.graphs.graph import Graph, OpaqueError, OperatorNode, UnknownShapeError, Value
+from ckpttool.graphs.graph import FUNCTION, Graph, OpaqueError, OperatorNode, UnknownShapeError, Value
 from ckpttool.graphs.keras_layers import (
     Flow,
     LayerCall,
@@ -441,6 +441,8 @@ class _KerasGraphReader:
         }
         if missing:
             plain["not_understood"] = missing
+        if call.cls == "Lambda":
+            plain[FUNCTION] = "a Lambda, whose code is not executed"
         # A class of the same name as an operator is not that operator.
         op = f"keras.{call.cls}" if is_known(call.cls) else call.cls
         names = self.build.add(op, [flow.name for flow in flows], count, **plain)

@@ -19,8 +19,9 @@ from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.kinds import ACTIVATION_KINDS, gate_order
 from ckpttool.core.tree import Leaf, Path, attr
 from ckpttool.formats.keras_config import ATTENTION, CELLS, config_of, has_foreign_class
+from ckpttool.formats.tf_common import format_object
 from ckpttool.graphs.builder import ACTIVATION_NODES
-from ckpttool.graphs.graph import OpaqueError, require
+from ckpttool.graphs.graph import FUNCTION, OpaqueError, require
 from ckpttool.graphs.operators import Operator, UnknownValueError, spelled_operators
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, BlockOrder, Permute, Reshape, Rule, chain_rules
 
@@ -339,13 +340,19 @@ def _activation_name(config: Any) -> str:
 
 
 def _activate(call: LayerCall, x: str, setting: str = "activation") -> str:
-    activation = call.get(setting)
-    if isinstance(activation, dict) and config_of(activation).cls in _ACTIVATION_LAYERS:
-        inner = call.inner(activation)
-        result = _ACTIVATION_LAYERS[str(inner.cls)](inner, x)
-        inner.require_understood()
-        return result
-    return _ACTIVATIONS[_activation_name(activation)](call, x)
+    """Add an activation; one that is not understood is an opaque node behind the layer."""
+    activation, count = call.get(setting), len(call.build.nodes)
+    try:
+        if isinstance(activation, dict) and config_of(activation).cls in _ACTIVATION_LAYERS:
+            inner = call.inner(activation)
+            result = _ACTIVATION_LAYERS[str(inner.cls)](inner, x)
+            inner.require_understood()
+            return result
+        return _ACTIVATIONS[_activation_name(activation)](call, x)
+    except OpaqueError as error:
+        del call.build.nodes[count:]
+        stated = {FUNCTION: format_object(activation), "not_understood": str(error)}
+        return call.add("Activation", x, **stated)
 
 
 def _relu(call: LayerCall, x: str) -> str:
@@ -393,11 +400,13 @@ def _add_bias(call: LayerCall, x: str, bias: str) -> str:
     return call.add("Add", x, bias) if bias else x
 
 
-def _dense(call: LayerCall, x: str) -> str:
+def _dense(call: LayerCall) -> list[Flow]:
     shape = call.weight_shape("kernel")
     require(len(shape) == 2)
-    output = _add_bias(call, call.add("MatMul", x, call.weight("kernel")), call.bias())
-    return _activate(call, output)
+    # Integers are multiplied in the type of the kernel, too.
+    flow = call.cast(call.flow(cast=False))
+    output = _add_bias(call, call.add("MatMul", flow.name, call.weight("kernel")), call.bias())
+    return [Flow(_activate(call, output), flow.dtype)]
 
 
 def _einsum_dense(call: LayerCall, x: str) -> str:
@@ -1446,7 +1455,7 @@ _RULES: dict[str, LayerRule] = {
     **dict.fromkeys(("RandomFlip", "RandomRotation", "RandomTranslation", "RandomZoom"), _inactive),
     **dict.fromkeys(("RandomContrast", "RandomBrightness"), _inactive),
     "InputLayer": _input,
-    "Dense": _one(_dense),
+    "Dense": _dense,
     "EinsumDense": _one(_einsum_dense),
     "Embedding": _embedding,
     "Activation": _one(_activate),

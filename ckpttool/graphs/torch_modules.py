@@ -53,6 +53,13 @@ def read(checkpoint: Checkpoint) -> Graph | None:
     return _TorchModuleReader(checkpoint.tree).graph((), cls) if cls.startswith(_CLASSES) else None
 
 
+def read_sequential(tree: Tree, path: Path) -> Graph | None:
+    """Return the graph of the Sequential at a path in a pickled module, None for another class."""
+    container = tree.containers.get(path)
+    whole = container is not None and container.name == _SEQUENTIAL
+    return _TorchModuleReader(tree).graph(path, _SEQUENTIAL) if whole else None
+
+
 class TorchLayerShapes:
     """Output shapes and operations of single modules of a file, for shapes of their inputs."""
 

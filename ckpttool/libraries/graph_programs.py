@@ -22,10 +22,11 @@ from ckpttool.core.errors import (
     abbreviate_list,
     suggest_networks,
 )
+from ckpttool.core.sidecar import DEFAULT_SLOPE, NotUnderstood, format_activation
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf, Path
 from ckpttool.graphs.builder import needed_nodes
-from ckpttool.graphs.graph import Graph, OperatorNode, Value
+from ckpttool.graphs.graph import FUNCTION, Graph, OperatorNode, Value
 from ckpttool.graphs.operators import COMBINATIONS, operator_kind
 from ckpttool.libraries.model_steps import ChainStep
 from ckpttool.libraries.program_operators import (
@@ -67,6 +68,7 @@ class GraphComputation(NamedTuple):
     steps: tuple[ChainStep, ...] | None = None
     norm: ObservationNormalizer | None = None
     notes: tuple[str, ...] = ()
+    refusal: CkpttoolError | None = None
     choices: Choices | None = None
 
 
@@ -152,7 +154,8 @@ class _GraphLowering:
         self.builder = ProgramBuilder(graph, half=half)
         # States that the graph has as constants, and overwrites.
         self.buffers: dict[str, Path] = {}
-        self.doubled = False
+        # The type of the input, if the model is run in float32 instead.
+        self.own_type = ""
         self._add_inputs()
         self._add_buffers()
         for node in needed_nodes(graph.nodes, {value.name for value in graph.outputs}):
@@ -177,7 +180,8 @@ class _GraphLowering:
                 found=abbreviate_list([value.name for value in plain], 6) or "none",
             )
         (only,) = plain
-        if only.dtype is not None and only.dtype not in _OBSERVATIONS:
+        halves = ("float16", "bfloat16") if self.builder.half else ()
+        if only.dtype is not None and only.dtype not in (*_OBSERVATIONS, *halves):
             raise self._not_observed(only, "numbers of type float32, float64, uint8 or another integer type")
         if only.shape is not None and len(only.shape) < 2:
             raise self._not_observed(only, "[batch, number of observations], or images")
@@ -187,7 +191,7 @@ class _GraphLowering:
             shape = (self._first_width(only),) if len(rest) == 1 else ()
         if 0 in shape or not shape:
             raise self._not_observed(only, "fixed extents, except the number of observations")
-        self.doubled = only.dtype == "float64"
+        self.own_type = next((name for name in ("float64", *halves) if name == only.dtype), "")
         self.builder.batch = batch if isinstance(batch, int) and batch > 0 else 1
         self.builder.inputs = [("obs", shape)]
         self.builder.values[only.name] = ProgramValue(0, shape)
@@ -271,8 +275,8 @@ class _GraphLowering:
             raise _several_outputs(names, self.file)
         left = [other for other in others if other != name]
         notes = [f"{', '.join(left)} left out: {name} is the policy"] if left else []
-        if self.doubled:
-            notes.append("the model computes in float64 but is run in float32")
+        if self.own_type:
+            notes.append(f"the model computes in {self.own_type} but is run in float32")
         return self.computation(name, notes)
 
     def _is_state(self, name: str) -> bool:
@@ -303,9 +307,8 @@ class _GraphLowering:
             raise self._refused(f"an output of shape {list(value.shape)}", name)
         needed = self._needed(value.number)
         operations = [(number, self.builder.operations[number - self.builder.first]) for number in needed]
-        for _, operation in operations:
-            if operation.kind in PARTIAL:
-                raise self._refused(operation.value["node"].op, operation.value["node"])
+        partial = [operation.value["node"] for _, operation in operations if operation.kind in PARTIAL]
+        refusals = [self._refused(node.op, node) for node in partial]
         self._require_carried([operation for _, operation in operations])
         places = {number: number for number in range(self.builder.first)}
         places |= {number: self.builder.first + position for position, number in enumerate(needed)}
@@ -318,9 +321,11 @@ class _GraphLowering:
         tensors = (path for step in steps for path in step.value.get("paths", ()))
         used = tuple(dict.fromkeys((*tensors, *self.buffers.values())))
         chain, norm = _match_chain(program)
-        return GraphComputation(
-            program, used, _limit_outputs(self.graph, {name}), chain, norm, tuple(notes), choices
-        )
+        if chain is None and refusals:
+            raise refusals[0]
+        graph = _limit_outputs(self.graph, {name})
+        refusal = next(iter(refusals), None)
+        return GraphComputation(program, used, graph, chain, norm, tuple(notes), refusal, choices)
 
     def _needed(self, number: int) -> list[int]:
         """Return the numbers of the operations that a value depends on, in order."""
@@ -393,12 +398,13 @@ class _GraphLowering:
 
     def _refused(self, reason: str, node: OperatorNode | str) -> CkpttoolError:
         title = node if isinstance(node, str) else "/".join(node.scope) if not node.name else node.name
-        missing = None if isinstance(node, str) else node.attributes.get("not_understood")
+        missing = "" if isinstance(node, str) else node.attributes.get("not_understood", "")
+        stated = "" if isinstance(node, str) else node.attributes.get(FUNCTION, "")
         return UnsupportedError(
             "the graph computes the action with an unsupported operation",
             file=self.file,
             path=title or (None if isinstance(node, str) else node.title) or None,
-            found=", ".join(filter(None, (reason, missing))),
+            found=", ".join(filter(None, (reason, missing, stated))),
             hint=self.hint,
         )
 
@@ -443,13 +449,31 @@ def _list_steps(operations: Sequence[ProgramOperation]) -> Iterator[ChainStep]:
         if op is None:
             return
         value = op.value
-        plain = value.get("name") != "leaky_relu" or math.isclose(value["slope"], 0.01, rel_tol=1e-6)
         if op.kind in ("dense", "layer_norm") and value["weights"] is not None:
             yield ChainStep(op.kind, name, value["weights"])
-        elif op.kind == "activation" and plain:
-            yield ChainStep("activation", name, value["name"])
+        elif op.kind == "activation":
+            usual = math.isclose(value["slope"], DEFAULT_SLOPE, rel_tol=1e-6)
+            slope = DEFAULT_SLOPE if usual else value["slope"]
+            yield ChainStep("activation", name, format_activation(value["name"], slope))
+        elif op.kind == "clip" and (limits := _find_limits(value)) in _LIMITED:
+            yield ChainStep("activation", name, _LIMITED[limits])
+        elif op.kind == "function":
+            node = value["node"]
+            stated = NotUnderstood(node.attributes[FUNCTION], "the model's configuration")
+            yield ChainStep("code" if node.op == "Lambda" else "activation", node.scope, stated)
         else:
             yield ChainStep("unknown", name)
+
+
+# Activations of policies that are limits.
+_LIMITED = {(0.0, 6.0): "relu6", (-1.0, 1.0): "hardtanh"}
+
+
+def _find_limits(value: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the limits of all entries, NaN where they differ."""
+    rows = (value["low"], value["high"])
+    low, high = (float(row[0]) if (row == row[0]).all() else math.nan for row in rows)
+    return low, high
 
 
 def _match_normalizer(operations: Sequence[ProgramOperation], width: int) -> ObservationNormalizer | None:
@@ -461,10 +485,9 @@ def _match_normalizer(operations: Sequence[ProgramOperation], width: int) -> Obs
         if op.kind == "affine" and clip is None:
             scale, shift = scale * op.value["scale"], shift * op.value["scale"] + op.value["shift"]
         elif op.kind == "clip" and clip is None:
-            low, high = op.value["low"], op.value["high"]
-            if not ((high == high[0]).all() and (low == -high).all() and 0 < high[0] < 3e38):
+            low, clip = _find_limits(op.value)
+            if not (low == -clip and 0 < clip < 3e38):
                 return None
-            clip = float(high[0])
         else:
             return None
     if not (np.isfinite(scale).all() and (scale > 0).all()):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from ckpttool.core.deferred import NamedTuple
 from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.kinds import ACTIVATION_KINDS, KERAS_ACTIVATIONS
 from ckpttool.core.sidecar import NotUnderstood
 from ckpttool.core.tree import Path
-from ckpttool.formats.keras_config import MODELS, KerasConfig, config_of, is_described, list_references
-from ckpttool.formats.tf_common import format_object
-from ckpttool.graphs.torchscript_code import is_number
+from ckpttool.formats.keras_config import config_of, is_described
 from ckpttool.libraries.recognize import TORCH_CLASSES, PickledModule
 from ckpttool.mapping.layer_kinds import Name
 
@@ -175,12 +172,6 @@ def _read_head(
     )
 
 
-_SKIPPED = frozenset(
-    ("InputLayer", "Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout", "Identity")
-)
-_LAYERS = {ACTIVATION_KINDS[name].layer: name for name in ("relu", "elu")}
-
-
 def own_class(document: Mapping[str, Any]) -> str | None:
     """Return the custom class of a Keras model, None for Keras's own classes."""
     cls = config_of(dict(document)).cls
@@ -204,144 +195,7 @@ def list_precisions(document: Mapping[str, Any]) -> tuple[str, ...]:
 _MOST_TYPES = 8
 
 
-def read_keras_steps(document: Mapping[str, Any]) -> tuple[ChainStep, ...] | None:
-    """Return the steps of a Keras model's configuration, None if it lists no layers.
-
-    `document` is the one written by `model.save`: `class_name`, `config`. A model that is not a chain has an
-    unknown step. Sources: keras/src/models/sequential.py and functional.py (`layers` in the order of their
-    use), keras/src/layers/**; torch/nn/modules/container.py (Sequential applies its parts in the order of
-    `_modules`).
-    """
-    if not is_described(document):
-        return None
-    steps = tuple(_model_steps(config_of(dict(document)), ()))
-    return steps if any(step.kind == "dense" for step in steps) else None
-
-
-def _model_steps(model: KerasConfig, name: Name) -> Iterator[ChainStep]:
-    """Yield the steps of a model's layers, also of those in nested models."""
-    layers = _chained_layers(model)
-    if layers is None:
-        yield ChainStep("unknown", name, "layers that do not form a chain")
-    for layer in layers or ():
-        own = (*name, layer.name or "?")
-        if layer.cls == "InputLayer":
-            continue
-        if layer.foreign:
-            yield ChainStep("unknown", own, f"{layer.cls}, a class from another package")
-        elif layer.cls in MODELS:
-            yield from _model_steps(layer, own)
-        else:
-            yield from _keras_layer(str(layer.cls), own, layer.settings)
-
-
-def _chained_layers(model: KerasConfig) -> list[KerasConfig] | None:
-    """Return the layers in the order of their calls: each once, for the result of the one before.
-
-    None if they are called otherwise, or if a layer is not on the way to the only output.
-    """
-    stored = model.settings.get("layers")
-    if not isinstance(stored, list) or model.cls == "Sequential":
-        return model.layers() if isinstance(stored, list) else None
-    by_name = {
-        str(layer.get("name") or config_of(layer).name or ""): layer
-        for layer in stored
-        if isinstance(layer, dict)
-    }
-    calls, chain = list_references(model.settings.get("output_layers")), list[KerasConfig]()
-    while len(calls) == 1 and calls[0][0] in by_name:
-        (name, call, output) = calls[0]
-        layer = by_name.pop(name)
-        chain.append(config_of(layer))
-        nodes = layer.get("inbound_nodes") or [[]]
-        legal = isinstance(nodes, list) and 0 <= call < len(nodes) and output == 0
-        calls = list_references(nodes[call]) if legal else calls
-    starts = not calls and bool(chain) and chain[-1].cls == "InputLayer"
-    return chain[::-1] if starts and len(chain) == len(stored) else None
-
-
-def _keras_layer(cls: str, name: Name, state: Mapping[str, Any]) -> Iterator[ChainStep]:
-    if cls in _SKIPPED:
-        return
-    if state.get("quantization_config") is not None:
-        yield ChainStep("unknown", name, f"a quantised {cls}")
-        return
-    if cls == "Dense":
-        yield ChainStep("dense", name)
-        yield _keras_activation(name, state.get("activation", "linear" if "units" in state else None))
-    elif cls == "Activation":
-        yield _keras_activation(name, state.get("activation"))
-    elif cls in _LAYERS and _is_plain(cls, state):
-        yield ChainStep("activation", name, _LAYERS[cls])
-    elif cls == "LayerNormalization" and state.get("axis", [-1]) in ([-1], -1, [1], 1):
-        yield _keras_layer_norm(name, state)
-    elif cls == "Rescaling":
-        maps = state.get("scale", 1.0), state.get("offset", 0.0)
-        whole = all(map(_is_row, maps))
-        yield ChainStep("affine", name, maps) if whole else ChainStep("unknown", name, cls)
-    elif cls == "Lambda":
-        yield ChainStep("code", name, NotUnderstood("a Lambda, whose code is not executed", _CONFIGURATION))
-    else:
-        yield ChainStep("unknown", name, cls)
-
-
-def _keras_layer_norm(name: Name, state: Mapping[str, Any]) -> ChainStep:
-    """Return the step of a layer norm; one without factor or offset, or of another kind, is unknown."""
-    epsilon = state.get("epsilon", 1e-3)
-    if state.get("rms_scaling") or not state.get("center", True) or not state.get("scale", True):
-        return ChainStep("unknown", name, "a layer norm without offset or scale")
-    if not is_number(epsilon):
-        return ChainStep("unknown", name, f"a layer norm with epsilon {epsilon}")
-    return ChainStep("layer_norm", name, float(epsilon))
-
-
-def _keras_activation(name: Name, activation: Any) -> ChainStep:
-    """Return the step of an activation; a named one without an equivalent is unknown."""
-    if isinstance(activation, str) and activation in KERAS_ACTIVATIONS:
-        return ChainStep("activation", name, KERAS_ACTIVATIONS[activation])
-    if activation in ("softmax", "log_softmax"):
-        return ChainStep("probabilities", name, activation)
-    if isinstance(activation, str) and any(activation in row.keras for row in ACTIVATION_KINDS.values()):
-        return ChainStep("unknown", name, activation)
-    if activation is None:
-        return ChainStep("activation", name, None)
-    return ChainStep("activation", name, NotUnderstood(format_object(activation), _CONFIGURATION))
-
-
-def _is_row(value: Any) -> bool:
-    """Return whether a setting is a number or a list of numbers."""
-    return all(map(is_number, value)) if isinstance(value, list) else is_number(value)
-
-
-def _is_plain(cls: str, state: Mapping[str, Any]) -> bool:
-    """Return whether the layer is the plain function of its name: no custom slope, threshold or limit."""
-    if cls == "ELU":
-        return bool(state.get("alpha", 1.0) == 1.0)
-    plain = not state.get("negative_slope") and not state.get("threshold")
-    return plain and state.get("max_value") is None
-
-
-_SEQUENTIAL, _LINEAR = f"{TORCH_CLASSES}container.Sequential", f"{TORCH_CLASSES}linear.Linear"
-_NORM = f"{TORCH_CLASSES}normalization.LayerNorm"
-_PROBABILITIES = ("activation.Softmax", "activation.LogSoftmax")
-_PASSED = ("dropout.", "flatten.Flatten", "linear.Identity")
-
-
-def read_sequential_steps(module: PickledModule, name: Name) -> tuple[ChainStep, ...] | None:
-    """Return the steps of the pickled Sequential that contains a network, None for another class.
-
-    The code of a custom class is not in the file; a Sequential's activations are.
-    """
-    top = module.tree.containers.get(())
-    outer = (top.name or "") if top is not None else ""
-    title = ".".join(name)
-    cls = module.classes.get(title, outer if not title else "")
-    if cls != _SEQUENTIAL:
-        return None
-    steps = list(_torch_steps(module, title))
-    if title:
-        steps.append(ChainStep("code", (outer.rpartition(".")[2] or "module",), "forward"))
-    return tuple(steps)
+_SEQUENTIAL = f"{TORCH_CLASSES}container.Sequential"
 
 
 def is_sequential(cls: str) -> bool:
@@ -355,26 +209,3 @@ def is_hooked(module: PickledModule) -> bool:
     return any(step.value in names for path in module.tree for step in path[:-1]) or any(
         step.value in names for path in module.tree.containers for step in path[:-1]
     )
-
-
-def _torch_steps(module: PickledModule, title: str) -> Iterator[ChainStep]:
-    # A Sequential applies its parts in the order of `_modules`, which is file order, not name order.
-    for child in [n for n in module.classes if n.rpartition(".")[0] == title and (title or "." not in n)]:
-        cls, name = module.classes[child], tuple(child.split("."))
-        short = cls.removeprefix(TORCH_CLASSES)
-        if cls == _SEQUENTIAL:
-            yield from _torch_steps(module, child)
-        elif cls == _LINEAR:
-            yield ChainStep("dense", name)
-        elif cls == _NORM:
-            epsilon = module.value(child, "eps")
-            yield ChainStep("layer_norm", name, float(epsilon) if isinstance(epsilon, int | float) else 1e-5)
-        elif short.startswith(_PASSED):
-            continue
-        elif short in _PROBABILITIES and module.value(child, "dim") in (-1, 1, None):
-            yield ChainStep("probabilities", name, short.removeprefix("activation."))
-        elif (activation := module.activation(child)) is not None:
-            yield ChainStep("activation", name, activation)
-        else:
-            # The file names the function, so no other one may be substituted.
-            yield ChainStep("unknown", name, short.removeprefix("activation."))

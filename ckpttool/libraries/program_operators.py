@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.deferred import NamedTuple, dataclass, field
@@ -19,8 +19,8 @@ from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.kinds import ACTIVATION_KINDS, ACTIVATIONS, gate_order
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Path
-from ckpttool.graphs.graph import Constant, Graph, OperatorNode
-from ckpttool.graphs.operators import Operator, compute_node, find_operator, is_known
+from ckpttool.graphs.graph import FUNCTION, Constant, Graph, OperatorNode
+from ckpttool.graphs.operators import Kind, Operator, compute_node, find_operator, is_known
 from ckpttool.libraries.model_steps import LayerTensors
 from ckpttool.libraries.schema import ProgramOperation
 from ckpttool.mapping.rules import KEEP, TRANSPOSE
@@ -40,7 +40,7 @@ _QUANTIZED = frozenset(("DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLi
 _MOVES = frozenset(("Cast", "Concat", "Gather", "Reshape", "Shape", "Size", "Slice", "Squeeze", "Unsqueeze"))
 _COUNTS = frozenset(("Add", "Sub", "Mul", "Div", "ReduceProd"))
 # Operations that only stand for a part of a supported result.
-PARTIAL = frozenset(("arg_max", "cell", "softmax"))
+PARTIAL = frozenset(("arg_max", "cell", "function", "softmax"))
 
 
 class UnsupportedNodeError(Exception):
@@ -189,7 +189,10 @@ class ProgramBuilder:
             direct = path if constant.rule in (KEEP, TRANSPOSE) else None
             turned = direct is not None and constant.rule == TRANSPOSE
             paths = () if path is None else (path,)
-            self.values[name] = ProgramConstant(constant.read(name), paths, direct, turned)
+            array = constant.read(name)
+            if self.half and dtype in _HALVES:
+                array = array.astype("float32")
+            self.values[name] = ProgramConstant(array, paths, direct, turned)
         return self.values[name]
 
     def lower(self, node: OperatorNode) -> None:
@@ -205,7 +208,7 @@ class ProgramBuilder:
                 elif present and all(isinstance(one, ProgramConstant) for one in present):
                     results = self._folded(node, operands)  # type: ignore[arg-type]
                 elif not is_known(node.op):
-                    results = None
+                    results = self._opaque(node, *operands)
                 else:
                     results = self._step(node, operands)
         except (ValueError, IndexError, TypeError, ArithmeticError, AttributeError, CkpttoolError) as error:
@@ -228,6 +231,15 @@ class ProgramBuilder:
             self.lower(inner)
         return [self.operand(output.name, node) for output in branch.outputs]
 
+    def _opaque(self, node: OperatorNode, flow: Any, *more: Any) -> Any:
+        """Return the result of a function that the file only names, or of a softmax without an axis."""
+        if more or not isinstance(flow, ProgramValue):
+            return None
+        if node.op in ("torch.Softmax", "torch.LogSoftmax") and "dim" not in node.attributes:
+            return _softmax(self, node, flow)
+        named = FUNCTION in node.attributes
+        return self.add("function", flow.shape, flow, node=node) if named else None
+
     def _step(self, node: OperatorNode, operands: list[Any]) -> Any:
         rule, row = _PATTERNS.get(node.op), find_operator(node.op)
         if rule is None and node.op not in _RULES and row.expand is not None:
@@ -242,7 +254,7 @@ class ProgramBuilder:
         # The number of observations is only used in shapes.
         if node.op not in ("Reshape", "Expand") and any(getattr(one, "counts", False) for one in operands):
             return None
-        rule = _RULES.get(node.op)
+        rule = _RULES.get(node.op) or _BY_KIND.get(row.kind)
         result = None if rule is None else rule(self, node, *operands)
         return self._expanded(node, row) if result is None and row.expand is not None else result
 
@@ -268,7 +280,7 @@ class ProgramBuilder:
     def _folded(self, node: OperatorNode, operands: list[ProgramConstant | None]) -> Any:
         """Return the results of an operator on constants; a transposed tensor keeps its path."""
         first, counts = operands[0], any(one is not None and one.counts for one in operands)
-        if node.op == "Identity":
+        if node.op == "Identity" or (node.op == "Cast" and self.half and node.attributes["to"] in _HALVES):
             return first
         if node.op in _QUANTIZED or (counts and node.op not in _MOVES | _COUNTS):
             return None
@@ -851,60 +863,42 @@ def _moved(b: ProgramBuilder, flow: ProgramValue, axes: tuple[int, ...]) -> Prog
     return b.add("transpose", tuple(flow.shape[axis] for axis in axes), flow, axes=axes)
 
 
-def _columns(b: ProgramBuilder, flow: ProgramValue, start: int, stop: int) -> ProgramValue | None:
-    if not 0 <= start < stop <= flow.shape[-1]:
+# The number of observations whose numbered entries an operator moves here.
+_ROWS = 31
+
+
+def _take(b: ProgramBuilder, node: OperatorNode, flow: Any, *settings: Any) -> Any:
+    """Return what an operator leaves of a value, as it moves the numbers of the entries."""
+    import numpy as np
+
+    constant = all(one is None or isinstance(one, ProgramConstant) for one in settings)
+    if not constant or not isinstance(flow, ProgramValue):
         return None
-    if (start, stop) == (0, flow.shape[-1]):
+    extents = [_ROWS if extent == BATCH else extent for extent in flow.extents]
+    # Padding is 0, the number of no entry.
+    entries = np.arange(1, math.prod(extents) + 1).reshape(extents)
+    arrays = [None if one is None else one.array for one in settings]
+    if any(one.counts for one in settings if one is not None):
+        arrays = [None if one is None else np.where(one == BATCH, _ROWS, one) for one in arrays]
+    parts = [_columns(b, flow, entries, moved) for moved in compute_node(node, [entries, *arrays])]
+    return None if None in parts else parts
+
+
+def _columns(b: ProgramBuilder, flow: ProgramValue, entries: Any, moved: Any) -> ProgramValue | None:
+    """Return the consecutive columns, or the value without an axis of extent 1, that moved entries are."""
+    import numpy as np
+
+    for axis in flow.ones:
+        if np.array_equal(moved, entries.squeeze(axis)):
+            return _without_axes(flow, (axis,))
+    start = int(moved.flat[0]) - 1 if moved.size else -1
+    stop = start + moved.shape[-1] if moved.ndim else -1
+    if start < 0 or not np.array_equal(moved, entries[..., start:stop]):
+        return None
+    if (start, stop) == (0, entries.shape[-1]):
         return flow
-    return b.add("slice", (*flow.shape[:-1], stop - start), flow, start=start, stop=stop)
-
-
-def _split(b: ProgramBuilder, node: OperatorNode, flow: Any, sizes: Any = None) -> Any:
-    if not flow.is_last(node.attributes.get("axis", 0)):
-        return None
-    width, number = flow.shape[-1], len(node.outputs)
-    if sizes is not None:
-        widths = [int(size) for size in sizes.array.reshape(-1)]
-    else:
-        part = -(-width // number)
-        widths = [part] * (number - 1) + [width - part * (number - 1)]
-    stops = [sum(widths[:count]) for count in range(len(widths) + 1)]
-    if stops[-1] != width or len(widths) != number:
-        return None
-    return [_columns(b, flow, *ends) for ends in pairwise(stops)]
-
-
-def _slice(b: ProgramBuilder, _node: OperatorNode, flow: Any, *lists: Any) -> Any:
-    starts, ends, axes, steps = (
-        None if one is None else [int(number) for number in one.array.reshape(-1)]
-        for one in (*lists, None, None)[:4]
-    )
-    extents = flow.extents
-    if starts is None or ends is None:
-        return None
-    rows = zip(starts, ends, axes or range(len(starts)), steps or [1] * len(starts), strict=True)
-    for start, end, axis, step in rows:
-        part = slice(start, end, step).indices(extents[axis])
-        if part == (0, extents[axis], 1):
-            continue
-        if step != 1 or axis % len(extents) != len(extents) - 1 or not flow.has_features:
-            return None
-        flow = _columns(b, flow, *part[:2])
-    return flow
-
-
-def _gather(b: ProgramBuilder, node: OperatorNode, flow: Any, indices: Any) -> Any:
-    if not isinstance(indices, ProgramConstant) or indices.array.ndim > 1:
-        return None
-    numbers = [int(number) for number in indices.array.reshape(-1)]
-    axis = node.attributes.get("axis", 0) % len(flow.extents)
-    if axis in flow.ones and indices.array.ndim == 0 and numbers in ([0], [-1]):
-        return _without_axes(flow, (axis,))
-    if not flow.is_last(axis) or not numbers or indices.array.ndim == 0:
-        return None
-    start, width = numbers[0] % flow.shape[-1], flow.shape[-1]
-    consecutive = [number % width for number in numbers] == list(range(start, start + len(numbers)))
-    return _columns(b, flow, start, start + len(numbers)) if consecutive else None
+    shape = (*flow.shape[:-1], stop - start)
+    return b.add("slice", shape, flow, start=start, stop=stop) if flow.has_features else None
 
 
 def _without_axes(flow: ProgramValue, axes: Sequence[int]) -> ProgramValue | None:
@@ -1016,12 +1010,6 @@ def _reshaped(b: ProgramBuilder, node: OperatorNode, flow: ProgramValue, sizes: 
     )
 
 
-def _expand(_b: ProgramBuilder, _node: OperatorNode, flow: Any, target: Any) -> Any:
-    sizes = [int(size) for size in target.array.reshape(-1)]
-    same = zip(reversed(sizes), reversed(flow.extents), strict=False)
-    return flow if len(sizes) <= len(flow.extents) and all(a in (1, b) for a, b in same) else None
-
-
 def _convolution(b: ProgramBuilder, node: OperatorNode, flow: Any, weight: Any, bias: Any = None) -> Any:
     setting = node.attributes.get
     if flow.ones or not isinstance(weight, ProgramConstant) or weight.array.ndim != 4 or len(flow.shape) != 3:
@@ -1109,15 +1097,13 @@ _RULES: Mapping[str, _Rule] = {
     "BatchNormalization": _batch_norm,
     "ArgMax": _arg_max,
     **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
-    "Split": _split,
-    "Slice": _slice,
-    "Gather": _gather,
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
     "Transpose": _transpose,
     "Concat": _concat,
     "Flatten": _flatten,
     "Reshape": _reshape,
-    "Expand": _expand,
     "Conv": _convolution,
 }
+# Rules by the kind in the operator's row, for operators that the rules above do not name.
+_BY_KIND: Mapping[Kind, _Rule] = dict.fromkeys(("movement", "extent", "lookup"), _take)

@@ -451,6 +451,12 @@ class PickledModule:
     sources: Mapping[Path, Path]
     classes: Mapping[str, str]
 
+    @property
+    def title(self) -> str:
+        """The name of the module's class, without its package."""
+        top = self.tree.containers.get(())
+        return ((top.name if top is not None else None) or "module").rpartition(".")[2]
+
     def value(self, module: str, name: str) -> object:
         """Return a plain attribute of the module (`pi`, `pi.net.1`), None if it is missing."""
         leaf = self.tree.get((*_parse_module_path(module), attr(name)))

@@ -31,12 +31,13 @@ from ckpttool.core.errors import (
     suggest_networks,
 )
 from ckpttool.core.sidecar import NORMS_BEFORE, OUTPUT_RANGE, NotUnderstood, load_sidecar
-from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, key
 from ckpttool.formats.probe import Format
 from ckpttool.libraries import layer_connections, schema
 from ckpttool.libraries.recognize import (
     KERAS_FORMATS,
     ONNX_FORMAT,
+    PICKLED_MODULES,
     SAVER_FORMATS,
     ComponentLayer,
     NamedLeaf,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from ckpttool.libraries.graph_programs import GraphComputation
     from ckpttool.libraries.model_steps import ChainStep
 
+_CONFIGURATION = "the model's configuration"
 _EPSILON = {"torch": 1e-5, "tensorflow": 1e-3}
 _MAP = ("action_scale", "action_bias")
 _POLICY = deferred.compile(r"(^|_)(actor|policy|pi|mu|actor_mean|policy_net|policy_network)(_|$)")
@@ -272,7 +274,7 @@ def read_computation(checkpoint: Checkpoint) -> RecordedComputation | None:
     if (document := _read_keras_config(checkpoint)) is not None:
         from ckpttool.libraries import model_steps
 
-        return RecordedComputation("the model's configuration", model_steps.own_class(document) or "")
+        return RecordedComputation(_CONFIGURATION, model_steps.own_class(document) or "")
     module = read_pickled_module(checkpoint.tree)
     top = checkpoint.tree.containers.get(())
     cls = (top.name or "") if top is not None else ""
@@ -325,13 +327,13 @@ def _bind_policy(
             return binding
         sentence = f"the model's custom class {own} only applies its layers in sequence"
         return binding.assuming(sentence)
-    steps = model_steps.read_keras_steps(document)
+    computation = _lower_keras(document, checkpoint, tree, network)
     binding = None
     # Chain layers can be converted to other frameworks; a program can only be run.
-    with contextlib.suppress(UnsupportedError, UsageError):
-        binding = None if steps is None else _bind_by_names(tree, checkpoint, network, module, steps)
-    if binding is None or binding.facts.stated:
-        binding = _bind_keras_program(document, checkpoint, tree, network, binding)
+    if computation.steps is not None and computation.norm is None:
+        with contextlib.suppress(UnsupportedError, UsageError):
+            binding = _bind_by_names(tree, checkpoint, network, module, computation)
+    binding = binding or _bind_program(computation, tree, _CONFIGURATION)
     kinds = model_steps.list_precisions(document)
     if kinds:
         sentence = f"computed in float32: the model's own dtypes are {abbreviate_list([*kinds], 3)}"
@@ -371,31 +373,22 @@ _ORIGINS = {
 }
 
 
-def _bind_keras_program(
-    document: Mapping[str, Any],
-    checkpoint: Checkpoint,
-    tree: Tree,
-    network: str,
-    chain: RecognizedAgent | None,
-) -> RecognizedAgent:
-    """Return the binding of the model's program, else its chain with facts that are not understood."""
-    # Not top-level imports: shapes need NumPy, and most models are chains of layers.
+def _lower_keras(
+    document: Mapping[str, Any], checkpoint: Checkpoint, tree: Tree, network: str
+) -> GraphComputation:
+    # Not top-level imports: shapes need NumPy.
     from ckpttool.formats import keras_tree
     from ckpttool.graphs.keras import read_document
 
-    file, version = checkpoint.path, keras_tree.writer_version(checkpoint.details)
-    try:
-        graph = read_document(document, tree, file, version)
-        computation = _lower_policy(graph, network, file, half=True)
-        return _bind_program(computation, tree, "the model's configuration")
-    except (UnsupportedError, UsageError):
-        if chain is None:
-            raise
-        return chain
+    version = keras_tree.writer_version(checkpoint.details)
+    graph = read_document(document, tree, checkpoint.path, version)
+    return _lower_policy(graph, network, checkpoint.path, half=True)
 
 
 def _bind_program(computation: GraphComputation, tree: Tree, origin: str) -> RecognizedAgent:
     """Return the binding of a policy that computes a model's own program, and then the choices."""
+    if computation.refusal is not None:
+        raise computation.refusal
     chooses = computation.choices is not None
     program, head = computation.program, "argmax" if chooses else "identity"
     number = program.output - len(program.inputs) - len(program.states)
@@ -428,14 +421,14 @@ def _bind_by_names(
     checkpoint: Checkpoint,
     network: str,
     module: PickledModule | None,
-    steps: Sequence[ChainStep] | None = None,
+    computation: GraphComputation | None = None,
 ) -> RecognizedAgent | None:
     file = checkpoint.path
     framework = _find_framework(checkpoint.format, tree)
     normalisers = schema.find_statistics(tree)
     within = frozenset(path for normalizer in normalisers for path in normalizer.paths)
     # A model that records its computation is read with its own batch norms, as a program.
-    groups = _group_tensors(tree, framework, within, batch_norms=module is None and steps is None)
+    groups = _group_tensors(tree, framework, within, batch_norms=module is None and computation is None)
     if not any(group.kind is not None and group.kind.name == "dense" for group in groups):
         return None
     if len(groups) > _MOST:
@@ -459,9 +452,7 @@ def _bind_by_names(
     network_, assumed = _choose_policy(networks, network, file, beside, values=bool(values))
     network_ = network_._replace(groups=(*network_.groups, *beside))
     if module is not None:
-        from ckpttool.libraries import model_steps
-
-        steps = model_steps.read_sequential_steps(module, network_.name)
+        computation = _lower_sequential(checkpoint.tree, network_.name, file)
         values = _find_stored_actions(module, network_, file) or values
     surroundings = _SiblingTensors.of(network_, tree, module, within)
     layers, action_map, notes = _collect_policy(network_, file, surroundings)
@@ -473,8 +464,11 @@ def _bind_by_names(
             *assumed,
             f"{abbreviate_list([*limits], 3)} does not scale actions: pass --bounds to set the action bounds",
         )
-    if steps is not None:
-        binding = _bind_steps(steps, layers, action_map, (framework, file), (assumed, notes, network_.title))
+    if computation is not None:
+        lines = (assumed, notes, network_.title)
+        steps = tuple(_name_steps(computation, layers, module, network_.name))
+        binding = _bind_steps(steps, layers, action_map, (framework, file), lines)
+        binding = _with_choices(binding, computation, _CONFIGURATION).noted(*computation.notes)
         bounded = _add_bounds(_as_q_network(binding, values) if values else binding, numbers, limits, layers)
         return _add_statistics(bounded, normalisers, layers, where)
     chain, evidence = _order_dense_layers(layers, file, network_.streams)
@@ -491,6 +485,46 @@ def _bind_by_names(
     binding = _make_agent(chain, facts, action_map, (*assumed, *evidence, *more), notes, network_.title)
     bounded = _add_bounds(_as_q_network(binding, values) if values else binding, numbers, limits, chain)
     return _add_statistics(bounded, normalisers, chain, where)
+
+
+def _lower_sequential(tree: Tree, name: Name, file: str) -> GraphComputation | None:
+    """Return what the Sequential with this name in a pickled module computes, None for another class."""
+    from ckpttool.graphs.torch_modules import read_sequential
+
+    path = tuple(step for word in name for step in (PICKLED_MODULES, key(word)))
+    graph = read_sequential(tree, path)
+    computation = None if graph is None else _lower_policy(graph, "actor", file, half=True)
+    if computation is not None and (computation.steps is None or computation.norm is not None):
+        where = "/".join(name) or None
+        raise UnsupportedError("the layers of the module are no chain", file=file, path=where)
+    return computation
+
+
+def _name_steps(
+    computation: GraphComputation,
+    layers: Sequence[ComponentLayer],
+    module: PickledModule | None,
+    name: Name,
+) -> Iterator[ChainStep]:
+    """Yield a chain's steps with the names of the layers whose tensors they have, () for those of no layer.
+
+    Of a pickled module that has the layers in a part, `name`, the module's own code is a last step.
+    """
+    from ckpttool.libraries.model_steps import ChainStep, LayerTensors
+
+    sources = {} if module is None else module.sources
+    owners = {
+        frozenset(sources.get(entry.path, entry.path) for entry in layer.tensors.values()): layer.name
+        for layer in layers
+    }
+    for step in computation.steps or ():
+        if isinstance(weights := step.value, LayerTensors):
+            paths = frozenset(path for path in (weights.weight, weights.bias) if path is not None)
+            yield ChainStep(step.kind, owners.get(paths, ()), weights.epsilon)
+        else:
+            yield step
+    if module is not None and name:
+        yield ChainStep("code", (module.title,), "forward")
 
 
 def _find_stored_actions(module: PickledModule, network: _CandidateNetwork, file: str) -> str:
@@ -1202,7 +1236,7 @@ def _bind_steps(
     action_map: Mapping[str, NamedLeaf],
     where: tuple[str, str],
     lines: tuple[tuple[str, ...], tuple[str, ...], str],
-    origin: str = "the model's configuration",
+    origin: str = _CONFIGURATION,
 ) -> RecognizedAgent:
     """Return the binding of a model whose own configuration lists its computation step by step."""
     from ckpttool.libraries import model_steps
@@ -1210,9 +1244,7 @@ def _bind_steps(
     framework, file = where
     by_name = {module.name: module for module in layers}
     listed = model_steps.read_chain_facts(steps, file, origin)
-    absent = [title for title in listed.layers if title not in by_name]
-    left = [module for module in layers if module.name not in listed.layers]
-    if absent or left:
+    if sorted(listed.layers) != sorted(by_name):
         raise UsageError(
             "the model's configuration lists different layers than its weights",
             file=file,
@@ -1292,13 +1324,19 @@ def _bind_computation(computation: GraphComputation, checkpoint: Checkpoint) -> 
                 if computation.norm is None
                 else binding.facts.read(origin, norm=computation.norm)
             )
-            if computation.choices is not None:
-                if facts.head != "identity":
-                    raise UnsupportedError("the scores of the actions are not the last layer")
-                facts = facts.read(origin, head="argmax", choices=computation.choices)
             consumed = binding.consumed | frozenset(computation.used)
-            return replace(binding, facts=facts, consumed=consumed).noted(*computation.notes)
+            binding = replace(binding, facts=facts, consumed=consumed).noted(*computation.notes)
+            return _with_choices(binding, computation, origin)
     return _bind_program(computation, checkpoint.tree, origin)
+
+
+def _with_choices(binding: RecognizedAgent, computation: GraphComputation, origin: str) -> RecognizedAgent:
+    """Return the binding of a chain with the choice of discrete actions behind it, if nothing else is."""
+    if computation.choices is None or not binding.facts.head:
+        return binding
+    if binding.facts.head != "identity":
+        raise UnsupportedError("the scores of the actions are not the last layer")
+    return replace(binding, facts=binding.facts.read(origin, head="argmax", choices=computation.choices))
 
 
 def _make_agent(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from onnx import TensorProto, checker, helper
+from onnx import TensorProto, checker, defs, helper
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Leaf
@@ -76,13 +76,33 @@ def _encode_node(graph: Graph, node: OperatorNode) -> Any:
 
 
 class _Operands:
-    """Adds operators in a graph's float type, and numbers of that type."""
+    """Adds operators in a graph's float type, and numbers of that type.
+
+    Those that the runtime does not have in this type are composed, or expanded by their rows.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.builder, self.dtype = GraphBuilder(), str(graph.inputs[0].dtype)
-        self.add = self.builder.one
         for name in (*graph.constants, *(name for node in graph.nodes for name in node.outputs)):
             self.builder.unique_name(name)
+
+    def find(self, op: str) -> _Composition | None:
+        """Return how an operator is composed, None if the runtime has it."""
+        wide = self.dtype == "float64"
+        if wide and op in _FLOAT32_ONLY:
+            raise UnsupportedError(
+                f"the ONNX model does not support {_FLOAT32_ONLY[op]} in float64",
+                hint="onnxruntime does not implement it in this type",
+            )
+        compose = _COMPOSED.get(op) or (_IN_FLOAT64.get(op) if wide else None)
+        return compose or (None if defs.has(op, max_inclusive_version=OPSET) else _expanded)
+
+    def add(self, op: str, /, *inputs: str, **attributes: Any) -> str:
+        """Add an operator and return the name of its result."""
+        compose = self.find(op)
+        if compose is not None:
+            return compose(self, OperatorNode(op, inputs, (), attributes))
+        return self.builder.one(op, *inputs, **attributes)
 
     def number(self, value: float) -> str:
         """Return the name of a number."""
@@ -92,16 +112,8 @@ class _Operands:
 def _compose_operators(graph: Graph) -> Graph:
     """Return the graph with operators of old versions, and of the runtime's for its float type."""
     operands = _Operands(graph)
-    wide = operands.dtype == "float64"
-    rows = {**_COMPOSED, **_IN_FLOAT64} if wide else _COMPOSED
     for node in graph.nodes:
-        if wide and node.op in _FLOAT32_ONLY:
-            raise UnsupportedError(
-                f"the ONNX model does not support {_FLOAT32_ONLY[node.op]} in float64",
-                hint="onnxruntime does not implement it in this type",
-            )
-        compose = rows.get(node.op)
-        if compose is None:
+        if (compose := operands.find(node.op)) is None:
             operands.builder.nodes.append(node)
             continue
         operands.builder.scope = node.scope
@@ -128,7 +140,10 @@ def _layer_norm(to: _Operands, node: OperatorNode) -> str:
 
 
 def _expanded(to: _Operands, node: OperatorNode) -> str:
-    return find_operator(node.op).expanded(node, to.add, to.number)
+    row = find_operator(node.op)
+    if row.expand is None:
+        raise UnsupportedError("an operator is not in the ONNX model's operator set", found=node.op)
+    return row.expanded(node, to.add, to.number)
 
 
 def _gelu(to: _Operands, node: OperatorNode) -> str:
@@ -148,11 +163,8 @@ def _below(to: _Operands, x: str) -> str:
 
 
 def _elu(to: _Operands, node: OperatorNode) -> str:
-    (x,) = node.inputs
-    below, alpha = (
-        to.add("Sub", to.add("Exp", _below(to, x)), to.number(1.0)),
-        node.attributes.get("alpha", 1.0),
-    )
+    (x,), alpha = node.inputs, node.attributes.get("alpha", 1.0)
+    below = to.add("Sub", to.add("Exp", _below(to, x)), to.number(1.0))
     return to.add("Add", _above(to, x), below if alpha == 1 else to.add("Mul", below, to.number(alpha)))
 
 
@@ -163,29 +175,13 @@ def _softplus(to: _Operands, node: OperatorNode) -> str:
 
 
 def _leaky_relu(to: _Operands, node: OperatorNode) -> str:
-    (x,) = node.inputs
-    return to.add(
-        "Add", _above(to, x), to.add("Mul", _below(to, x), to.number(node.attributes.get("alpha", 0.01)))
-    )
+    (x,), alpha = node.inputs, node.attributes.get("alpha", 0.01)
+    return to.add("Add", _above(to, x), to.add("Mul", _below(to, x), to.number(alpha)))
 
 
 def _selu(to: _Operands, node: OperatorNode) -> str:
-    (x,) = node.inputs
     settings = {"alpha": SELU_ALPHA, "gamma": SELU_SCALE, **node.attributes}
-    below = to.add("Sub", to.add("Exp", _below(to, x)), to.number(1.0))
-    both = to.add("Add", _above(to, x), to.add("Mul", below, to.number(settings["alpha"])))
-    return to.add("Mul", both, to.number(settings["gamma"]))
-
-
-def _mish(to: _Operands, node: OperatorNode) -> str:
-    soft = _softplus(to, node) if to.dtype == "float64" else to.add("Softplus", *node.inputs)
-    return to.add("Mul", node.inputs[0], to.add("Tanh", soft))
-
-
-def _hardswish(to: _Operands, node: OperatorNode) -> str:
-    (x,) = node.inputs
-    limited = to.add("Min", _above(to, to.add("Add", x, to.number(3.0))), to.number(6.0))
-    return to.add("Div", to.add("Mul", x, limited), to.number(6.0))
+    return to.add("Mul", _elu(to, replace(node, attributes=settings)), to.number(settings["gamma"]))
 
 
 _Composition = Callable[[_Operands, OperatorNode], str]
@@ -193,10 +189,7 @@ _Composition = Callable[[_Operands, OperatorNode], str]
 _COMPOSED: Mapping[str, _Composition] = {
     "LayerNormalization": _layer_norm,
     "Gelu": _gelu,
-    "Mish": _mish,
-    "HardSwish": _hardswish,
     "Selu": _selu,
-    "Swish": _expanded,
     "Clip": lambda to, node: to.add("Min", to.add("Max", *node.inputs[:2]), node.inputs[2]),
 }
 # onnxruntime computes these operators in float32 alone (onnxruntime/docs/OperatorKernels.md).
