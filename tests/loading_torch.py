@@ -57,6 +57,12 @@ def load(kind: str, lines: str, shapes: Mapping[str, Any]) -> dict[str, Any]:
         return {
             f"{net}.{name}": value.tolist() for net, state in states.items() for name, value in state.items()
         }
+    if kind == "code":
+        # A module beside the checkpoint, which the printed lines import.
+        sys.path.insert(0, ".")
+        scope = {"observations": [[0.1, -0.2, 0.3], [1.0, 0.0, -4.0]]}
+        exec(lines, scope)
+        return {"actions": scope["actions"].tolist()}
     networks = {net: network(torch, state) for net, state in states.items()}
     optimizers = {
         f"{net}_optimizer": torch.optim.Adam(networks[net].parameters()) for net in ("actor", "critic")

@@ -96,11 +96,15 @@ def test_printed_lines_load_an_agent_in_a_process_without_this_package(source: P
             cases[target] = ("arrays", OWN_CALLS[target].format(name), shapes)
         else:
             cases[target] = (target, "\n".join(printed_lines(ran.out)), shapes)
+    ran = in_process("convert", source, "b.pt", "--code", "written.py", cwd=tmp_path)
+    cases["code"] = ("code", "\n".join(printed_lines(ran.out)), {})
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     command = [sys.executable, loading_torch.__file__, "cases.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout)
+    actions, _ = ckpttool.load_agent(str(source)).predict(np.float32([[0.1, -0.2, 0.3], [1, 0, -4]]))
+    np.testing.assert_allclose(outcomes.pop("code")["actions"], actions, rtol=1e-5, atol=1e-5)
     for target, outcome in outcomes.items():
         values = {torch_name(name): value for name, value in outcome.items()}
         if target == "npz" and source == TF_SAMPLE:  # a file of no framework keeps the source's orientation
