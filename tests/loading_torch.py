@@ -73,7 +73,10 @@ def load(kind: str, lines: str, shapes: Mapping[str, Any]) -> dict[str, Any]:
         for net, model in networks.items()
         for name, value in model.state_dict().items()
     }
-    steps = {name: [int(state["step"]) for state in each.state.values()] for name, each in optimizers.items()}
+    steps = {
+        name: [int(state["step"]) for state in optimizer.state.values()]
+        for name, optimizer in optimizers.items()
+    }
     return {**values, **steps}
 
 

@@ -71,12 +71,12 @@ for name, (kind, policy, env) in made.items():
         "actions": model.predict(rows, deterministic=True)[0].tolist(),
         "first": model.predict(obs[0], deterministic=True)[0].tolist(),
     }
-    seen, acted = model.policy.obs_to_tensor(rows)[0], torch.linspace(-1, 1, 120).reshape(60, 2)
+    inputs, actions = model.policy.obs_to_tensor(rows)[0], torch.linspace(-1, 1, 120).reshape(60, 2)
     with torch.no_grad():
         if name == "critics":
-            answer[name]["values"] = [each.tolist() for each in model.critic(seen, acted)]
+            answer[name]["values"] = [each.tolist() for each in model.critic(inputs, actions)]
         elif kind is not sb3.DQN and kind is not sb3.SAC:
-            answer[name]["values"] = model.policy.predict_values(seen).tolist()
+            answer[name]["values"] = model.policy.predict_values(inputs).tolist()
     if name.startswith("bits"):
         given = model.policy.obs_to_tensor(rows)[0]
         answer[name]["probs"] = model.policy.get_distribution(given).distribution.probs.tolist()
@@ -214,7 +214,7 @@ def test_code_computes_values_of_discrete_observations(agents: Any, name: str, t
         if name == "critics":
             actions = torch.linspace(-1, 1, 120).reshape(60, 2)
             values = np.stack(
-                [each(row, actions) for each in (model.critic.q1_output, model.critic.q2_output)]
+                [critic(row, actions) for critic in (model.critic.q1_output, model.critic.q2_output)]
             )
         else:
             values = model.value(row).numpy()
