@@ -52,6 +52,7 @@ made = {
     )),
     "bits": (sb3.PPO, "MlpPolicy", Task(box, bits)),
     "bits_a2c": (sb3.A2C, "MlpPolicy", Task(spaces.Discrete(4), bits)),
+    "critics": (sb3.SAC, "MlpPolicy", Task(spaces.Discrete(6), box)),
 }
 answer = {}
 for name, (kind, policy, env) in made.items():
@@ -70,6 +71,12 @@ for name, (kind, policy, env) in made.items():
         "actions": model.predict(rows, deterministic=True)[0].tolist(),
         "first": model.predict(obs[0], deterministic=True)[0].tolist(),
     }
+    inputs, actions = model.policy.obs_to_tensor(rows)[0], torch.linspace(-1, 1, 120).reshape(60, 2)
+    with torch.no_grad():
+        if name == "critics":
+            answer[name]["values"] = [each.tolist() for each in model.critic(inputs, actions)]
+        elif kind is not sb3.DQN and kind is not sb3.SAC:
+            answer[name]["values"] = model.policy.predict_values(inputs).tolist()
     if name.startswith("bits"):
         given = model.policy.obs_to_tensor(rows)[0]
         answer[name]["probs"] = model.policy.get_distribution(given).distribution.probs.tolist()
@@ -94,7 +101,7 @@ ENVIRONMENTS = {
     "a2c_taxi": max(name for name in gymnasium.registry if name.startswith("Taxi-v")),
     "dqn_cliff": max(name for name in gymnasium.registry if name.startswith("CliffWalking-v")),
 }
-NAMES = (*ENVIRONMENTS, "several", "binary", "dict", "bits", "bits_a2c")
+NAMES = (*ENVIRONMENTS, "several", "binary", "dict", "bits", "bits_a2c", "critics")
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +197,28 @@ def test_code_takes_the_numbers_of_discrete_observations(agents: Any, name: str,
     np.testing.assert_allclose(actions, np.array(answer[name]["actions"]), rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="outside"):
         scope["act"](model, *(item + 100 for item in inputs))
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["ppo_lake", "several", "dict", "critics"])
+def test_code_computes_values_of_discrete_observations(agents: Any, name: str, tmp_path: Path) -> None:
+    folder, answer = agents
+    done = ckpttool.convert(str(folder / f"{name}.zip"), str(tmp_path / "a.pt"), to="torch", code="-")
+    assert "not computed here" not in str(done.code)
+    scope: dict[str, Any] = {}
+    exec(str(done.code), scope)
+    model, obs = scope["load"](done.target), rows_of(name, answer[name]["obs"])
+    inputs = [obs[item] for item in sorted(obs)] if isinstance(obs, dict) else [obs]
+    row = torch.from_numpy(np.concatenate(scope["encoded"](inputs), -1).astype(np.float32))
+    with torch.no_grad():
+        if name == "critics":
+            actions = torch.linspace(-1, 1, 120).reshape(60, 2)
+            values = np.stack(
+                [critic(row, actions) for critic in (model.critic.q1_output, model.critic.q2_output)]
+            )
+        else:
+            values = model.value(row).numpy()
+    np.testing.assert_allclose(values, np.array(answer[name]["values"]), rtol=1e-5, atol=1e-5)
 
 
 def test_an_observation_outside_its_space_is_refused(agents: Any) -> None:

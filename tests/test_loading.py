@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,12 @@ import pytest
 import torch
 from torch import nn
 
+import ckpttool
 from ckpttool.conversion import loading_code
 from ckpttool.conversion.loading_code import format_loading_code
 from ckpttool.conversion.targets import TARGETS
 from ckpttool.core import Inline, Leaf, Tree, attr
-from tests import loading_keras, tensorflow_child
+from tests import loading_keras, loading_torch, tensorflow_child
 from tests.conftest import ROOT, in_process
 from tests.loading_keras import observations
 
@@ -42,7 +45,14 @@ def loaded(source: object, target: str, *options: str, cwd: Path) -> list[str]:
     assert ran.status == 0, ran.err + ran.out
     lines: list[str] = json.loads(ran.out)["load"]
     assert 0 < len(lines) <= 8
+    again = in_process("convert", source, target, *options, "--force", cwd=cwd)
+    assert printed_lines(again.out) == lines
     return lines
+
+
+def printed_lines(output: str) -> list[str]:
+    """Return the lines after `load: `."""
+    return [line.removeprefix("load: ") for line in output.splitlines() if line.startswith("load: ")]
 
 
 def execute(lines: list[str], **names: Any) -> None:
@@ -61,28 +71,70 @@ def test_one_network_in_torch(key: str | None, tmp_path: Path, monkeypatch: pyte
         assert torch.equal(value, state[name])
 
 
-def test_an_agent_in_torch_loads_strictly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = loaded(TF_SAMPLE, "agent.pt", cwd=tmp_path)
-    monkeypatch.chdir(tmp_path)
-    written = torch.load("agent.pt", weights_only=True)
+# What loads the targets for which no line is printed: the call of the format's own library.
+OWN_CALLS = {
+    "safetensors": 'tensors = safetensors.numpy.load_file("{}")',
+    "npz": 'tensors = numpy.load("{}")',
+}
 
-    def network(state: dict[str, torch.Tensor]) -> nn.Module:
-        root = nn.Module()
-        for name in dict.fromkeys(key.rpartition(".")[0] for key in state):
-            out, into = state[f"{name}.weight"].shape
-            *above, last = name.split(".")
-            owner = root
-            for step in above:
-                if not hasattr(owner, step):
-                    owner.add_module(step, nn.Module())
-                owner = getattr(owner, step)
-            owner.add_module(last, nn.Linear(into, out))
-        return root
 
-    networks = {n: network(written[n]) for n in ("actor", "actor_target", "critic", "critic_target")}
-    optimizers = {f"{n}_optimizer": torch.optim.Adam(networks[n].parameters()) for n in ("actor", "critic")}
-    execute(lines, **networks, **optimizers)
-    assert torch.equal(networks["actor"].state_dict()["l1.weight"], written["actor"]["l1.weight"])
+@pytest.mark.parametrize("source", [TF_SAMPLE, TORCH_SAMPLE], ids=["from_tf", "from_torch"])
+def test_printed_lines_load_an_agent_in_a_process_without_this_package(source: Path, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    expected = weights_of(source)
+    shapes: dict[str, dict[str, list[int]]] = {}
+    for path, values in expected.items():
+        net, _, name = path.partition(".")
+        shapes.setdefault(net, {})[name] = list(values.shape)
+    cases = {}
+    targets = {"torch": "a.pt", "dcp": "folder", "safetensors": "a.safetensors", "npz": "a.npz"}
+    for target, name in targets.items():
+        ran = in_process("convert", source, name, "--to", target, cwd=tmp_path)
+        assert ran.status == 0, ran.err
+        if target in OWN_CALLS:
+            assert "load: " not in ran.out
+            cases[target] = ("arrays", OWN_CALLS[target].format(name), shapes)
+        else:
+            cases[target] = (target, "\n".join(printed_lines(ran.out)), shapes)
+    ran = in_process("convert", source, "b.pt", "--code", "written.py", cwd=tmp_path)
+    cases["code"] = ("code", "\n".join(printed_lines(ran.out)), {})
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    command = [sys.executable, loading_torch.__file__, "cases.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    outcomes = json.loads(done.stdout)
+    actions, _ = ckpttool.load_agent(str(source)).predict(np.float32([[0.1, -0.2, 0.3], [1, 0, -4]]))
+    np.testing.assert_allclose(outcomes.pop("code")["actions"], actions, rtol=1e-5, atol=1e-5)
+    for target, outcome in outcomes.items():
+        values = {torch_name(name): value for name, value in outcome.items()}
+        if target == "npz" and source == TF_SAMPLE:  # a file of no framework keeps the source's orientation
+            values = {name: np.transpose(value) for name, value in values.items() if name in expected}
+        assert expected.keys() <= values.keys(), target
+        for path, weights in expected.items():
+            assert np.array_equal(np.float32(values[path]), weights), (target, path)
+    assert {*outcomes["torch"]["actor_optimizer"]} == {7000}
+    assert {*outcomes["torch"]["critic_optimizer"]} == {14000}
+
+
+def torch_name(name: str) -> str:
+    """Return a name of a TensorFlow or PyTorch sample as in PyTorch."""
+    return name.removeprefix("policy/").replace("/_kernel", "/weight").replace("/", ".")
+
+
+def weights_of(source: Path) -> dict[str, Any]:
+    """Return the weights of the four networks by PyTorch's names."""
+    nets = ("actor", "actor_target", "critic", "critic_target")
+    if source == TORCH_SAMPLE:
+        saved = torch.load(source, weights_only=True)
+        return {f"{net}.{name}": value.numpy() for net in nets for name, value in saved[net].items()}
+    policy = ckpttool.open(str(source))["policy"]
+    weights = {}
+    for net in nets:
+        for path, handle in policy[net].tensors().items():
+            layer, _, kind = path.removeprefix(f"policy/{net}/").rpartition("/")
+            name = "weight" if kind == "kernel" else kind
+            weights[f"{net}.{layer.replace('/', '.')}.{name}"] = handle.numpy().T
+    return weights
 
 
 def test_objects_of_tensorflow_above_the_model_are_left_out_of_its_keys(

@@ -830,11 +830,46 @@ def test_a_notebook_shows_every_result(results: dict[str, Any]) -> None:
     assert html.unescape(inside[1]) == Path(page.file).read_text(encoding="utf-8")
     assert 'sandbox="allow-scripts"' in page._repr_html_()
     # No column of empty cells, or of lists that a table cannot show.
-    listed = results["summary"]._repr_html_()
-    assert "<th>path</th><th>key</th><th>dtype</th>" in listed
-    assert "<th>keys</th>" not in listed
+    assert columns(results["summary"])["tensors"][:3] == ["path", "key", "dtype"]
+    assert "keys" not in columns(results["summary"])["tensors"]
+    # The path of the whole is empty, and its column is the first.
+    assert columns(results["stats"])["modules"][:2] == ["path", "tensors"]
+    changed = columns(results["diff"])["changed"]
+    assert {"path", "left", "right", "max_abs", "max_rel", "cosine", "at"} <= {*changed}
     Path(page.file).unlink()
     assert tags(page._repr_html_()) == {"table", "caption", "tr", "th", "td"}
+
+
+def columns(record: Any) -> dict[str, list[str]]:
+    """Return the titles of the columns of the tables in a record's table."""
+    parts = re.split(r"<tr><th>(\w+)</th><td[^>]*><table>", record._repr_html_())[1:]
+    heads = (re.findall("<th[^>]*>(.*?)</th>", table.partition("</tr>")[0]) for table in parts[1::2])
+    return dict(zip(parts[::2], heads, strict=True))
+
+
+def test_text_is_aligned_to_the_left_and_numbers_are_not(results: dict[str, Any]) -> None:
+    """JupyterLab aligns every cell to the right."""
+    cells = re.findall(r"<t[dh]([^>]*)>([^<>]*)</t[dh]>", results["stats"]._repr_html_())
+    aligned = {text: "left" in attributes for attributes, text in cells}
+    assert aligned["float32"]
+    assert aligned["actor/l1/weight"]
+    assert not aligned["4481"]
+
+
+def test_representations_of_a_large_file_are_one_line(tmp_path: Path) -> None:
+    names = [f"block{n // 50}.{'long_name_' * 8}{n % 50}.weight" for n in range(3000)]
+    path = tmp_path / "large.npz"
+    np.savez(path, **{name: np.float32(number) for number, name in enumerate(names)})
+    records = [
+        getattr(ckpttool, name)(str(path)) for name in ("open", "summary", "stats", "digest", "doctor")
+    ]
+    records += [ckpttool.check(str(path)), ckpttool.diff(str(path), str(path))]
+    records.append(ckpttool.convert(str(path), str(tmp_path / "large.safetensors")))
+    for record in itertools.chain(*map(walk_records, records)):
+        assert len(repr(record)) <= 500, type(record)
+        assert "\n" not in repr(record), type(record)
+        if hasattr(record, "_repr_html_"):
+            assert len(record._repr_html_()) < 60_000, type(record)
 
 
 @pytest.mark.parametrize("name", ["report", "plot", "video"])

@@ -494,27 +494,49 @@ def test_the_page_of_a_long_run_ends(browser: Browser, long_run: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def long_graph(folder: Path) -> Path:
-    """An ONNX file of two hundred operations, each with a connection around the next."""
+def long_graphs(folder: Path) -> dict[str, Path]:
+    """ONNX files of two hundred operations: each receives the two before, or blocks of four with a sum."""
     onnx = pytest.importorskip("onnx")
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    nodes = [helper.make_node("Relu", ["x"], ["v0"])]
-    nodes += [helper.make_node("Add", [f"v{at}", f"v{max(at - 1, 0)}"], [f"v{at + 1}"]) for at in range(200)]
+    first = helper.make_node("Relu", ["x"], ["v0"])
+    steps = {"long": lambda at: max(at - 1, 0), "residual": lambda at: at - 3 if at % 4 == 3 else None}
     ends = [helper.make_tensor_value_info(name, kind, [1, 3]) for name in ("x", "v200")]
-    file = folder / "long.onnx"
-    onnx.save(helper.make_model(helper.make_graph(nodes, "long", ends[:1], ends[1:])), str(file))
-    return file
+    files = {}
+    for name, other in steps.items():
+        nodes = [first]
+        for at in range(200):
+            inputs = [f"v{at}", *([] if other(at) is None else [f"v{other(at)}"])]
+            nodes.append(helper.make_node("Relu" if len(inputs) == 1 else "Add", inputs, [f"v{at + 1}"]))
+        files[name] = folder / f"{name}.onnx"
+        onnx.save(helper.make_model(helper.make_graph(nodes, name, ends[:1], ends[1:])), str(files[name]))
+    return files
+
+
+# Points of edges inside of boxes, each with the edge; the ends of an edge are on the borders of boxes.
+CROSSED = """
+const boxes = [...document.querySelectorAll('.box:not(.title) rect')].map((each) => each.getBBox());
+return [...document.querySelectorAll('.flow')].flatMap((edge, number) => {
+  const length = edge.getTotalLength(), points = [];
+  for (let at = 2; at < length - 2; at += 2) points.push(edge.getPointAtLength(at));
+  return points.filter(({ x, y }) => boxes.some((box) => x > box.x + 2 && x < box.x + box.width - 2
+    && y > box.y + 2 && y < box.y + box.height - 2)).map(({ x, y }) => [number, x, y]);
+});
+"""
+INSIDE = """(box) => {
+  const area = document.querySelector('.drawing').getBoundingClientRect(), at = box.getBoundingClientRect();
+  return at.left >= area.left && at.right <= area.right && at.top >= area.top && at.bottom <= area.bottom;
+}"""
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("source", ["agent", "long"])
+@pytest.mark.parametrize("source", ["agent", "long", "residual"])
 def test_a_graph_page_opens_on_the_computation(
-    browser: Browser, folder: Path, long_graph: Path, source: str, width: int
+    browser: Browser, folder: Path, long_graphs: dict[str, Path], source: str, width: int
 ) -> None:
     from selenium.webdriver.common.keys import Keys
 
     file = folder / f"{source}-graph.html"
-    write_drawing(summary(str(TF_SAMPLE if source == "agent" else long_graph)), str(file), force=True)
+    write_drawing(summary(str(long_graphs.get(source, TF_SAMPLE))), str(file), force=True)
     browser.open(file, width)
     assert browser.complaints() == []
     assert browser.run("return document.getElementById('tree').hidden")
@@ -533,6 +555,12 @@ def test_a_graph_page_opens_on_the_computation(
     assert len(boxes) == (19 if source == "agent" else 202)
     for a, b in itertools.combinations(boxes, 2):
         assert a[2] <= b[0] + 1 or b[2] <= a[0] + 1 or a[3] <= b[1] + 1 or b[3] <= a[1] + 1
+    # No edge passes through a box, except where it begins and ends.
+    assert browser.run(CROSSED) == []
+    if width > 1000 and source != "long":
+        # The first view shows much of the whole: columns side by side.
+        visible = browser.run("return [...document.querySelectorAll('.box')].filter(" + INSIDE + ").length")
+        assert visible >= 19
     # By pointer and keyboard: a panel for each box, and along the edges.
     browser.run("document.querySelectorAll('.box')[1].dispatchEvent(new Event('click'))")
     panel = "return document.querySelector('.box-panel').innerText"
@@ -546,6 +574,16 @@ def test_a_graph_page_opens_on_the_computation(
     assert browser.run("return document.getElementById('computation').hidden")
     assert browser.run("return document.documentElement.scrollWidth") <= width
     assert browser.complaints() == []
+
+
+def test_pages_are_short_on_a_phone(browser: Browser, sample: Path, compared: Path, run: Path) -> None:
+    for page in (sample, compared, run):
+        browser.open(page, 390, 844)
+        for top in range(0, 4000, 400):  # what is drawn when it comes near the screen
+            browser.run("window.scrollTo(0, arguments[0])", top)
+            browser.driver.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 50))")
+        assert browser.run("return document.documentElement.scrollHeight") < 4000, page.name
+        assert browser.run("return document.documentElement.scrollWidth") <= 390, page.name
 
 
 @pytest.mark.slow

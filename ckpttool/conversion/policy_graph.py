@@ -170,6 +170,8 @@ def _read_part(agent: Agent, numbered: NumberedTree, part: AgentNetwork, setting
     shapes = [(value.name.strip("/"), ", ".join(map(str, value.shape or ()))) for value in graph.inputs]
     inputs = ", ".join(f"{name} [{shape}]" for name, shape in shapes)
     shape = ", ".join(map(str, graph.outputs[0].shape or ()))
+    if agent.binding.facts.one_hot and not part.acts:
+        inputs += ", obs one-hot"
     text = f"Return the {what if part.acts else output} [{shape}] of {inputs}."
     return Method(graph, f"{part.title}_output" if part is not agent.binding.policy else "", text)
 
@@ -181,12 +183,10 @@ def _build(agent: Agent, part: AgentNetwork, settings: NetworkSettings) -> Netwo
             # Its inputs behind each other are one row of numbers.
             front = None
         return policy_network(agent.tree, chosen, settings.scores, front)
-    if agent.binding.facts.one_hot:
-        # Only `act` encodes them.
-        raise UnsupportedError("--code cannot write networks of discrete observations without a policy")
     whole, policy = agent.runnable(part.title) or part, agent.binding.policy
     front = None if policy is None else agent.front(policy.title)
     if policy is None or front is None or front.joins_rows:
+        # It receives discrete observations as one-hot rows, which `encoded` of the code makes.
         return build_part_network(agent, whole, settings)
     (features, actions), (inputs, _) = (layer_widths(agent.tree, one) for one in (policy, whole))
     rows = sum(stream.size for stream in front.streams)

@@ -97,6 +97,8 @@ class Leaf:
     records it (libraries/activation_orders.py).
     """
 
+    __repr__ = describe_record
+
     dtype: str
     shape: Shape
     source: Source

@@ -98,7 +98,10 @@ def _row_lines(node: OutlineRow, indent: str, width: int) -> Iterator[str]:
 
 _MAX_HTML_TEXT = 160
 _MAX_HTML_ROWS = 12
-_MAX_HTML_COLUMNS = 10
+_FEW_NUMBERS = 8
+_MAX_HTML_COLUMNS = 12
+# JupyterLab aligns all cells to the right, which suits numbers only.
+_LEFT = ' style="text-align:left"'
 _ROW = '<div style="margin-left:1.2em">'
 _BESIDE = '<span style="opacity:.7">'
 
@@ -114,7 +117,9 @@ def render_handle(shown: Handle) -> str:
         "also": ", ".join(shown.aliases[:8]),
     }
     rows = "".join(
-        f"<tr><th>{name}</th><td>{html_text(value)}</td></tr>" for name, value in facts.items() if value
+        f"<tr><th>{name}</th><td{_LEFT}>{html_text(value)}</td></tr>"
+        for name, value in facts.items()
+        if value
     )
     return f"<table><caption>{html_text(shown.name)}</caption>{rows}</table>"
 
@@ -144,7 +149,7 @@ def render_result(record: Any) -> str:
     A list of objects is a table of its first rows.
     """
     rows = "".join(
-        f"<tr><th>{html_text(name)}</th><td>{_html_value(value)}</td></tr>"
+        f"<tr><th>{html_text(name)}</th><td{_LEFT}>{_html_value(value)}</td></tr>"
         for name, value in record.document().items()
         if value not in (None, [], {})
     )
@@ -191,13 +196,38 @@ def _html_value(value: Any) -> str:
 
 def _html_table(objects: list[dict[str, Any]]) -> str:
     """Return the first objects of a list, one per row; a column for each member with a text in any row."""
-    rows = [{name: _cell(value) for name, value in object_.items()} for object_ in objects[:_MAX_HTML_ROWS]]
-    names = [*dict.fromkeys(name for row in rows for name, text in row.items() if text)][:_MAX_HTML_COLUMNS]
-    head = "".join(f"<th>{html_text(name)}</th>" for name in names)
-    cells = ("".join(f"<td>{html_text(row.get(name) or '')}</td>" for name in names) for row in rows)
+    rows = [_table_row(object_) for object_ in objects[:_MAX_HTML_ROWS]]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    names = [name for name in columns if any(row.get(name) for row in rows)][:_MAX_HTML_COLUMNS]
+    # A column is aligned by its first text.
+    styles = {name: _alignment(next(row[name] for row in rows if row.get(name))) for name in names}
+    head = "".join(f"<th{styles[name]}>{html_text(name)}</th>" for name in names)
+    cells = (
+        "".join(f"<td{styles[name]}>{html_text(row.get(name) or '')}</td>" for name in names) for row in rows
+    )
     body = "".join(f"<tr>{cell}</tr>" for cell in cells)
     more = f"<tr><td>{len(objects) - len(rows):,} more</td></tr>" if len(objects) > len(rows) else ""
     return f"<table><tr>{head}</tr>{body}{more}</table>"
+
+
+def _table_row(object_: dict[str, Any]) -> dict[str, str]:
+    """Return the texts of an object by column; numbers in one member have a column each."""
+    row: dict[str, str] = {}
+    for name, value in object_.items():
+        if isinstance(value, dict) and sum(isinstance(item, int | float) for item in value.values()) > 2:
+            row |= {f"{name} {key}" if key in row else key: _short_text(item) for key, item in value.items()}
+        else:
+            row[name] = _cell(value)
+    return row
+
+
+def _alignment(text: str) -> str:
+    """Return the attribute of a cell: numbers are aligned to the right."""
+    try:
+        float(text)
+    except ValueError:
+        return _LEFT
+    return ""
 
 
 def _cell(value: Any) -> str:
@@ -208,6 +238,8 @@ def _cell(value: Any) -> str:
 
 def _plain_text(value: Any) -> str:
     """Return a JSON value as one line; nested lists and objects by their members, or by their number."""
+    if isinstance(value, dict) and isinstance(value.get("shape"), list) and "dtype" in value:
+        return f"{value['dtype']}{value['shape']}"
     if isinstance(value, dict):
         return ", ".join(f"{name}: {_short_text(item)}" for name, item in value.items())
     if isinstance(value, list):
@@ -216,6 +248,8 @@ def _plain_text(value: Any) -> str:
 
 
 def _short_text(value: Any) -> str:
+    if isinstance(value, list) and len(value) <= _FEW_NUMBERS and all(type(item) is int for item in value):
+        return str(value)  # a shape or an index
     if isinstance(value, dict | list):
         return format_count(len(value), "entry", "entries")
     if isinstance(value, float):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MOST_BOXES = 300
 # The longest line in a box, and the longest text and list of its panel.
 _LINE, _TEXT, _LISTED = 30, 300, 12
+_TITLE = 22  # of a line below the title of a network, whose panel lists what is alike
 # Activations by their operator, for the color of their boxes.
 _ACTIVATIONS = frozenset(kind.onnx for kind in kinds.ACTIVATION_KINDS.values() if kind.onnx) - {"Identity"}
 
@@ -113,6 +114,8 @@ def draw_strips(strips: Sequence[FlowStrip]) -> Computation:
         title = len(boxes)
         size = format_count(strip.parameters, "parameter") if strip.parameters else ""
         alike = f"alike: {', '.join(strip.alike)}" if strip.alike else ""
+        if len(alike) > _TITLE:
+            alike = f"alike: {len(strip.alike)} more"
         facts = (("alike", ", ".join(strip.alike)), *(("note", note) for note in strip.notes))
         boxes.append(DrawnBox("title", (strip.title, size, alike), (), (("network", strip.title), *facts)))
         ends = [_add_chain(boxes, stream, (title,), most) for stream in strip.streams]
