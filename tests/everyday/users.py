@@ -129,7 +129,8 @@ class Names(dict):
             weights = model.parameters() if axis else model.weights
             return np.zeros((2, next(w.shape[axis] for w in weights if len(w.shape) == 2)), np.float32)
         file = re.search(r'restore\\("([^"]*)"', lines)
-        return Module() if file is None else getattr(described() if whole else stored(file[1]), name)
+        root = None if file is None else described() if whole else stored(file[1])
+        return Module() if root is None else getattr(root, name, root)
 
 whole = "keras.Sequential(" in lines
 if "restore(" in lines:  # these are a part of the objects: the comments name this call for it
@@ -425,8 +426,9 @@ class Session:
         elif after.status != 2:
             verdict = "right"
         else:
-            absent = re.search(r"(\S+): checkpoint not found", after.refusal)
-            typed = absent is not None and absent[1] in screen.command
+            # A file that the user named is missing, or exists already.
+            file = re.search(r"([^\s']+): (?:checkpoint not found|the target already exists)", after.refusal)
+            typed = file is not None and file[1] in screen.command
             wrong = not typed and _WRONG_WORDS.search(after.refusal)
             verdict = "FAIL" if wrong or after.refusal == screen.refusal else "next fact"
         self.judge(Outcome(screen.command, hint, step, verdict, after.text if verdict != "right" else ""))
