@@ -233,7 +233,8 @@ def steps_of(hint: str, command: str, refusal: str) -> list[str]:
     words = _words(re.split(r" [|<>]", command)[0])
     meant = re.match(r"did you mean (\S+?)[?,]", hint)
     if meant:
-        close = difflib.get_close_matches(meant[1], words[1:], 1, 0.3)
+        refused = [word for word in words[1:] if word in refusal]
+        close = difflib.get_close_matches(meant[1], refused or words[1:], 1, 0.3)
         return [shlex.join(meant[1] if word == close[0] else word for word in words)] if close else []
     return list(_changed(words, hint))
 
