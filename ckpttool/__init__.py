@@ -76,7 +76,9 @@ def add_function_hint(error: AttributeError, name: str, names: "list[str]") -> N
     if name in FUNCTIONS:
         error.add_note(f"hint: the function of the command {name} is ckpttool.{FUNCTIONS[name]}")
     elif meant:
-        error.add_note(f"hint: did you mean {' or '.join(meant)}?")
+        from ckpttool.core.errors import did_you_mean
+
+        error.add_note(f"hint: {did_you_mean(*meant)}")
 
 
 def call_from_python(name: str, function: "Callable[..., object]") -> "Callable[..., object]":

@@ -17,7 +17,7 @@ import pytest
 from ckpttool.cli.console import print_error
 from ckpttool.cli.next_steps import format_next_steps
 from ckpttool.cli.styles import format_fix
-from ckpttool.core.errors import UsageError
+from ckpttool.core import UsageError
 from ckpttool.core.installation import install_command, install_extra
 from tests.conftest import ROOT
 

@@ -502,7 +502,7 @@ def test_code_in_a_keras_file_is_refused_before_keras_opens_it(name: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("shapes", "given", "transpose", "hint"),
+    ("shapes", "stated", "transpose", "hint"),
     [
         (([8], [16, 16, 3]), {}, None, None),
         (([8], [16, 16, 3]), {}, True, None),
@@ -513,18 +513,18 @@ def test_code_in_a_keras_file_is_refused_before_keras_opens_it(name: str, tmp_pa
 )
 def test_a_hint_on_shapes_makes_them_equal(
     shapes: tuple[list[int | None], list[int]],
-    given: dict[str, tuple[int, ...]],
+    stated: dict[str, tuple[int, ...]],
     transpose: bool | None,
     hint: str | None,
 ) -> None:
-    def resolve(given: dict[str, tuple[int, ...]], transpose: bool | None) -> None:
+    def resolve(stated: dict[str, tuple[int, ...]], transpose: bool | None) -> None:
         rows = [{"name": "x", "shape": shape, "dtype": "float32", "batch": True} for shape in shapes]
         opened = [{"inputs": [row], "channels": "last"} for row in rows]
-        InputResolver(opened, transpose).pairs(given)
+        InputResolver(opened, transpose).pairs(stated)
 
     with pytest.raises(UsageError) as caught:
-        resolve(given, transpose)
+        resolve(stated, transpose)
     assert caught.value.hint == hint
     if hint is not None:
         size = re.search("--input-shape ([0-9,]+)", hint)
-        resolve({"": tuple(map(int, size[1].split(",")))} if size else given, transpose if size else None)
+        resolve({"": tuple(map(int, size[1].split(",")))} if size else stated, transpose if size else None)

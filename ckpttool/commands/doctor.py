@@ -326,7 +326,7 @@ def _agent_findings(
     for sentence in facts.contradictions(before, binding.facts.stated):
         yield Finding("agent", sentence, "omit the option if the checkpoint is correct")
     try:
-        # An environment may show what the policy's outputs are; the findings on it say what is missing then.
+        # An environment may show what the policy's outputs are; what is missing then is a finding on it.
         if env is None or not playing.asks_environment(agent, env):
             require_facts(agent)
     except UsageError as error:

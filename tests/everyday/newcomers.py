@@ -125,7 +125,7 @@ def _install_tools(home: Path) -> str:
     return str(folder)
 
 
-def _each(files: tuple[str, ...], *commands: str) -> tuple[str, ...]:
+def _repeat(files: tuple[str, ...], *commands: str) -> tuple[str, ...]:
     """Return the commands for every file; `{}` is its name, `[]` the name without its suffix."""
     return tuple(
         c.replace("{}", file).replace("[]", file.replace(".", "_")) for file in files for c in commands
@@ -138,7 +138,7 @@ TF1 = User(
     "tf1",
     "researcher with TensorFlow 1 agents",
     (
-        *_each(
+        *_repeat(
             ("sac.pkl", "dqn.pkl", "ppo2.zip", "estimator", "session", "rl_weights.h5f"),
             "ckpttool {}",
             "ckpttool eval {} --episodes 1",
@@ -171,7 +171,7 @@ STUDENT = User(
     "student",
     "student with DQN and PPO",
     (
-        *_each(
+        *_repeat(
             ("policy_net.pth", "dqn.cleanrl_model", "ppo_agent.pt", "checkpoint.pt", "whole.pt", "zoo.zip"),
             "ckpttool {}",
             "ckpttool eval {} --episodes 2",
@@ -225,7 +225,7 @@ GATE = User(
     "gate",
     "engineer: unknown files, and a gate in CI",
     (
-        *_each(
+        *_repeat(
             (
                 "evil.pt",
                 "nan.pt",
@@ -301,7 +301,7 @@ TEAM = User(
     "team",
     "team: Keras to PyTorch, with proof",
     (
-        *_each(
+        *_repeat(
             ("dense.keras", "dense.weights.h5", "trained.keras", "exported"),
             "ckpttool {}",
             "ckpttool convert {} []-1.pt",

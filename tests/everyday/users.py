@@ -321,27 +321,27 @@ def run_command(command: str, folder: Path, env: dict[str, str]) -> Screen:
     words = ["bash", "--norc", "-c", command]
     if command.startswith(">>> "):
         words = ["python", "-c", CELL, command.removeprefix(">>> ")]
-    began, (ours, theirs) = time.monotonic(), pty.openpty()
-    termios.tcsetwinsize(theirs, (ROWS, COLUMNS))
+    began, (controller, terminal) = time.monotonic(), pty.openpty()
+    termios.tcsetwinsize(terminal, (ROWS, COLUMNS))
     process = subprocess.Popen(
-        words, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=env, start_new_session=True
+        words, stdin=terminal, stdout=terminal, stderr=terminal, cwd=folder, env=env, start_new_session=True
     )
-    os.close(theirs)
+    os.close(terminal)
     data, status = bytearray(), None
-    while status is None or select.select([ours], [], [], 0)[0]:
-        if select.select([ours], [], [], 0.1)[0]:
+    while status is None or select.select([controller], [], [], 0)[0]:
+        if select.select([controller], [], [], 0.1)[0]:
             try:
-                data += os.read(ours, 65536)
+                data += os.read(controller, 65536)
             except OSError:
                 break
         elif " browse " in command and time.monotonic() - began > 5:
             with contextlib.suppress(OSError):
-                os.write(ours, b"q")
+                os.write(controller, b"q")
         elif time.monotonic() - began > TIMEOUT_S:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         status = process.poll()
-    os.close(ours)
+    os.close(controller)
     # A line that is drawn again, as progress is, shows its last state.
     text = re.sub(r"[^\n]*\r(?!\n)", "", _ESCAPES.sub("", bytes(data).decode(errors="replace"))).replace(
         "\r", ""
