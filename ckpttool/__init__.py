@@ -50,8 +50,8 @@ def package_face(**renamed: str) -> None:
                 name=name,
                 obj=sys.modules[str(space["__name__"])],
             )
-            if name in FUNCTIONS and space["__name__"] == "ckpttool":
-                error.add_note(f"hint: the function of the command {name} is ckpttool.{FUNCTIONS[name]}")
+            if space["__name__"] == "ckpttool":
+                add_function_hint(error, name, space["__all__"])
             raise error
         own = renamed.get(name, name)
         value = vars(importlib.import_module(homes[own])).get(own)
@@ -64,6 +64,21 @@ def package_face(**renamed: str) -> None:
 
     names = sorted(homes.keys() - set(renamed.values()))
     space.update(__all__=names, __getattr__=load, __dir__=lambda: names)
+
+
+def add_function_hint(error: AttributeError, name: str, names: "list[str]") -> None:
+    """Add the function of a command, or the public names like a wrong one, as a hint."""
+    from difflib import get_close_matches
+
+    commands = [*FUNCTIONS, *names]
+    near = [*get_close_matches(name, commands, 2), *(n for n in commands if n.startswith(name))]
+    meant = [f"ckpttool.{other}" for other in dict.fromkeys(FUNCTIONS.get(n, n) for n in near)]
+    if name in FUNCTIONS:
+        error.add_note(f"hint: the function of the command {name} is ckpttool.{FUNCTIONS[name]}")
+    elif meant:
+        from ckpttool.core.errors import did_you_mean
+
+        error.add_note(f"hint: {did_you_mean(*meant)}")
 
 
 def call_from_python(name: str, function: "Callable[..., object]") -> "Callable[..., object]":
@@ -87,8 +102,10 @@ def call_from_python(name: str, function: "Callable[..., object]") -> "Callable[
             use_keywords(error, call, texts, keywords)
             raise
         except TypeError as error:
+            from ckpttool.cli.keywords import closest_option
+
             for word in keywords.keys() - kinds.keys():
-                keyword = translate(f"--{word.replace('_', '-')} {keywords[word]}")
+                keyword = translate(f"--{closest_option(word, call)} {keywords[word]}")
                 if f"'{word}'" in str(error) and not keyword.startswith("--"):
                     error.add_note(f"hint: use {keyword}")
             raise

@@ -105,10 +105,15 @@ _COMMAND = re.compile(r"ckpttool (?:--limit \S+ )?[a-z]+ .*")
 _WORDS = re.compile(r" (?:lists|writes|records|shows|uses|to (?:list|see)) .*|, or ckpttool .*|; .*")
 
 
+def cut_sentence(text: str) -> str:
+    """Return the command at the start of a text, without the words that a sentence adds."""
+    return re.sub(r"(?:,? or|,? and|[,:]|(?<!\.)\.)? *$", "", _WORDS.sub("", text))
+
+
 def commands_of(hint: str) -> Iterator[list[str]]:
     """Yield the complete command of a hint: nothing in it stands for a name or a value."""
     for match in _COMMAND.findall(hint):
-        words = shlex.split(_WORDS.sub("", match).removesuffix(" <"))[1:]
+        words = shlex.split(cut_sentence(match).removesuffix(" <"))[1:]
         placeholders = [word for word in words if re.fullmatch(r"[A-Z][A-Z:_,]*(?:\.\w+|\.\.\.)?", word)]
         if not placeholders and len(words) > 1 and "<" not in words and "..." not in words:
             yield words

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import in_process
-from tests.everyday import cases, matrix, more, torch_nets
+from tests.everyday import cases, matrix, more, torch_nets, users
+from tests.everyday.newcomers import USERS, User
 from tests.everyday.verdicts import DifferenceError, LoadingError
 
 # A wrapper, an optimizer, an image, a cell with gates: where errors hid.
@@ -168,3 +169,99 @@ def test_what_a_layout_chose_keeps_its_name_without_the_layout(tmp_path):
     origins = {entry["what"]: entry["origin"] for entry in ledger if entry["use"] == "assumed"}
     assert "fujimoto" in origins["activation"]
     assert "fujimoto" in origins["action map"]
+
+
+# --- New users -----------------------------------------------------------------------------------------
+
+
+def test_the_recorded_users_follow_every_hint_without_a_failure():
+    rows = users.recorded()
+    assert {row["user"] for row in rows} <= set(USERS)
+    assert {row["FAIL"] for row in rows} == {"0"}
+    for row in rows:
+        assert int(row["commands"]) == len(USERS[row["user"]].commands)
+        assert int(row["hints"]) == sum(int(row[verdict]) for verdict in users.VERDICTS)
+        assert int(row["right"]) > 10
+
+
+STEPS = {
+    "a command": ("ckpttool inspect a.pt lists its tensors", ["ckpttool inspect a.pt"]),
+    "a sentence before": ("run it on one: ckpttool eval a/m.pt", ["ckpttool eval a/m.pt"]),
+    "two commands": ("ckpttool stats a, or ckpttool doctor a", ["ckpttool stats a", "ckpttool doctor a"]),
+    "another program": (
+        "pipx inject ckpttool 'ckpttool[onnx]'",
+        ["pipx inject ckpttool 'ckpttool[onnx]'"],
+    ),
+    "a placeholder": ("ckpttool eval a.pt --env ID", []),
+    "several paths": ("ckpttool check PATH...", []),
+    "an option": ("use --force to replace it", ["ckpttool convert a.pt b.pt --head tanh --force"]),
+    "a choice": (
+        "add --activation NAME (relu, tanh) and --head NAME (clip, tanh), as the program has it",
+        ["ckpttool convert a.pt b.pt --activation relu --head clip"],
+    ),
+    "an open value": ("add --env ID", []),
+    "less": ("leave out --head", ["ckpttool convert a.pt b.pt"]),
+    "a target": (
+        "use --to npz and the target b.npz to copy tensors, or --map FILE",
+        ["ckpttool convert a.pt b.npz --head tanh --to npz"],
+    ),
+    "a name": ("did you mean c.pt?", ["ckpttool convert c.pt b.pt --head tanh"]),
+    "prose": ("copy or download it again", []),
+}
+
+
+@pytest.mark.parametrize(("hint", "steps"), STEPS.values(), ids=STEPS)
+def test_a_hint_is_read_as_a_person_reads_it(hint, steps):
+    assert users.steps_of(hint, "ckpttool convert a.pt b.pt --head tanh", "a.pt: refused") == steps
+
+
+CELLS = {
+    "a keyword": ("use to='torch'", "unexpected keyword argument 'too'", ["f('a', to='torch')"]),
+    "a record": (
+        "add activations='NAME' (relu, tanh) and head='NAME' (clip); in facts=ckpttool.AgentFacts(...)",
+        "",
+        ["f('a', too=1, facts=ckpttool.AgentFacts(activations='relu', head='clip'))"],
+    ),
+    "a call": ("ckpttool.load_agent('a', env='E')", "", ["ckpttool.load_agent('a', env='E')"]),
+    "an open value": ("add env='ID'", "", []),
+}
+
+
+@pytest.mark.parametrize(("hint", "refusal", "cells"), CELLS.values(), ids=CELLS)
+def test_a_hint_in_a_notebook_is_read_as_a_person_reads_it(hint, refusal, cells):
+    assert users.steps_of(hint, ">>> f('a', too=1)", refusal) == [f">>> {cell}" for cell in cells]
+
+
+def test_wrapped_hints_are_joined():
+    screen = "x\nhint: one\n    two\nnext: ckpttool a \\\n    b\nload: x = 1\n"
+    screen += "    fix: three\n    four\nload: y\n"
+    expected = [("hint", "one two"), ("next", "ckpttool a b"), ("fix", "three four"), ("load", "x = 1\ny")]
+    assert [tuple(hint) for hint in users.hints_on(screen)] == expected
+
+
+# What a hint prints, what its command does, and how that is judged.
+JUDGED = {
+    "a finding": ("exit 1", "right"),
+    "a new fact": ("echo ckpttool: a.pt: is damaged; exit 2", "next fact"),
+    "a wrong option": ("echo ckpttool: unknown option --x; exit 2", "FAIL"),
+    "the same refusal": ("echo ckpttool: refused; exit 2", "FAIL"),
+    "a crash": ("exit 3", "FAIL"),
+}
+
+
+@pytest.mark.parametrize(("does", "verdict"), JUDGED.values(), ids=JUDGED)
+def test_what_a_hint_leads_to_is_judged(does, verdict, tmp_path):
+    user = User("one", "", ("echo ckpttool: refused; echo hint: ckpttool again; exit 2",))
+    session = users.Session(user, tmp_path / "one", 1)
+    (tmp_path / "one" / "bin" / "ckpttool").write_text(f"#!/bin/sh\n{does}\n")
+    tally = session.play()
+    assert [outcome.verdict for outcome in tally.outcomes] == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("line", "verdict"), [("assert 1 + 1 == 2", "right"), ("import no_such_module", "FAIL")]
+)
+def test_lines_that_load_are_run(line, verdict, tmp_path):
+    user = User("one", "", (f"echo 'load: {line}'",))
+    tally = users.Session(user, tmp_path / "one", 1).play()
+    assert [outcome.verdict for outcome in tally.outcomes] == [verdict]

@@ -698,13 +698,62 @@ def test_a_hint_names_files_as_the_command_does(tmp_path: Path) -> None:
         assert "skip.pt" in printed(ran)
 
 
-def test_a_discrete_environment_leaves_only_the_activations_open(tmp_path: Path) -> None:
+# Commands that need the policy's action map, each with a word for the file.
+PLAYED = (
+    ("eval", "{}", "--episodes", "1"),
+    ("convert", "{}", "out.onnx"),
+    ("convert", "{}", "out.pt", "--code", "out.py"),
+    ("verify", "{}", "in.pt"),
+    ("doctor", "{}"),
+)
+
+
+# `doctor` looks at a network without a layout as a policy only where an option says so.
+@pytest.mark.parametrize(
+    ("words", "recorded"), [*((words, False) for words in PLAYED), *((words, True) for words in PLAYED[:4])]
+)
+def test_a_discrete_environment_leaves_only_the_activations_open(
+    words: tuple[str, ...], recorded: bool, tmp_path: Path
+) -> None:
     torch.save(QNetwork().state_dict(), tmp_path / "in.pt")
-    ran = in_process("eval", "in.pt", "--env", "CartPole-v1", "--json", cwd=tmp_path)
-    error = ran.json()["error"]
-    assert error["kind"] == "usage"
-    assert "--activation" in error["hint"]
-    assert "--head" not in error["hint"]
+    env, file = ("--env", "CartPole-v1"), "in.pt"
+    if recorded:
+        file = "copy.pt"
+        assert in_process("convert", "in.pt", file, *env, cwd=tmp_path).status == 0
+    words = tuple(word.format(file) for word in (*words, *(() if recorded else env)))
+    ran = in_process(*words, "--json", cwd=tmp_path)
+    document = ran.json()
+    hints = [document["error"]["hint"]] if ran.status == 2 else [f["fix"] for f in document["findings"]]
+    assert len(hints) == 1
+    assert "--activation" in hints[0]
+    assert "--head" not in hints[0]
+    ran = in_process(*words, "--activation", "relu", cwd=tmp_path)
+    assert ran.status == 0, printed(ran)
+    assert "override with --head" not in printed(ran)
+
+
+@pytest.mark.parametrize("words", PLAYED[1:3], ids=" ".join)
+def test_an_export_of_an_environment_chooses_as_eval_does(words: tuple[str, ...], tmp_path: Path) -> None:
+    torch.save(QNetwork().state_dict(), tmp_path / "in.pt")
+    facts, seeds = ("--env", "CartPole-v1"), ("--episodes", "3", "--json")
+    words = (*(word.format("in.pt") for word in words), *facts, "--activation", "relu")
+    assert in_process(*words, cwd=tmp_path).status == 0
+    expected = in_process("eval", "in.pt", *facts, "--activation", "relu", *seeds, cwd=tmp_path).json()
+    # Nothing is left to state.
+    assert in_process("eval", words[2], *seeds, cwd=tmp_path).json()["returns"] == expected["returns"]
+
+
+@pytest.mark.parametrize("words", PLAYED[:3], ids=" ".join)
+def test_a_map_of_continuous_actions_is_left_out_in_a_discrete_environment(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    torch.save(QNetwork().state_dict(), tmp_path / "in.pt")
+    facts = ("--env", "CartPole-v1", "--activation", "relu")
+    words = (*(word.format("in.pt") for word in words), *facts)
+    error = in_process(*words, "--head", "tanh", "--json", cwd=tmp_path).json()["error"]
+    assert error["kind"] == "environment"
+    assert "leave out --head" in error["hint"]
+    assert in_process(*words, cwd=tmp_path).status == 0
 
 
 @pytest.mark.parametrize("make", [DOTTED := arrays(l1__kernel=(5, 32), l1__bias=(32,)), rows_of_hdf5])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -13,6 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool.cli.console import print_error
+from ckpttool.cli.next_steps import format_next_steps
+from ckpttool.cli.styles import format_fix
+from ckpttool.core import UsageError
 from ckpttool.core.installation import install_command, install_extra
 from tests.conftest import ROOT
 
@@ -144,6 +149,43 @@ def test_uvx_comes_from_where_it_came(
     (prefix.parent / "CACHEDIR.TAG").touch()
     came_from(monkeypatch, origin)
     assert shlex.split(install_extra("eval")) == ["uvx", "--from", requirement, "ckpttool"]
+
+
+@pytest.mark.parametrize("origin", [None, {"url": "https://x.org/c.whl", "archive_info": {}}])
+@pytest.mark.parametrize(
+    ("record", "runner", "option"),
+    [("pipx_metadata.json", ("pipx", "run"), "--spec"), ("../CACHEDIR.TAG", ("uvx",), "--from")],
+)
+def test_commands_in_hints_start_as_the_program_was_started(
+    prefix: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    record: str,
+    runner: tuple[str, ...],
+    option: str,
+    origin: object,
+) -> None:
+    def printed() -> list[str]:
+        print_error(UsageError("wrong", hint="ckpttool inspect a.pt, or ckpttool --help"), as_json=False)
+        return [
+            *format_next_steps([("stats", "a.pt")]),
+            format_fix("ckpttool convert a.pt b.npz"),
+            capsys.readouterr().err,
+        ]
+
+    installed = printed()
+    (prefix / record).write_text("{}")
+    came_from(monkeypatch, origin)
+    own = (option, "ckpttool @ https://x.org/c.whl") if origin else ()
+    program = shlex.join((*runner, *own, "ckpttool"))
+    assert printed() == [
+        re.sub("ckpttool (?=inspect|--help|stats|convert)", f"{program} ", text) for text in installed
+    ]
+    # The command that installs is one already.
+    monkeypatch.setattr(sys, "argv", ["ckpttool", "browse"])
+    hint = install_extra("browse")
+    print_error(UsageError("missing", hint=hint), as_json=False)
+    assert hint in capsys.readouterr().err
 
 
 def test_an_environment_that_nobody_activated_is_named(tmp_path: Path) -> None:

@@ -310,7 +310,7 @@ def test_an_agent_without_bounds_names_what_is_missing(tmp_path: Path) -> None:
             (tmp_path / part.name).write_bytes(part.read_bytes())
     with pytest.raises(UsageError) as caught:
         ckpttool.load_agent(str(target))
-    assert "bounds" in caught.value.message
+    assert "env='Pendulum-v1'" in str(caught.value.hint)
     agent = ckpttool.load_agent(str(target), "Pendulum-v1")
     assert agent.action_space.high.tolist() == [2.0]
     assert any("action bounds" in sentence for sentence in agent.assumed)

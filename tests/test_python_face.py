@@ -13,6 +13,7 @@ import itertools
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -55,7 +56,7 @@ from ckpttool.core import (
     dtypes,
     key,
 )
-from tests import tensorflow_child
+from tests import refusals, tensorflow_child
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE
 from tests.golden_texts import Golden
 
@@ -145,6 +146,48 @@ HINTS = {
     "a suffix of an export": ("export", (str(TORCH_SAMPLE), "x.pt"), {}, "name the target"),
     "a name of code": ("fill", (str(TORCH_SAMPLE), "x.pt", "a.py"), {}, "like='a:NAME'"),
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("inspekt", "summary"),
+        ("evaluat", "evaluate"),
+        ("load", "load_agent"),
+        ("inspect", "summary"),
+        ("xyz", ""),
+    ],
+)
+def test_a_wrong_name_of_a_function_has_a_hint(name: str, meant: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(ckpttool, name)
+    assert any(f"ckpttool.{meant}" in note for note in getattr(caught.value, "__notes__", ())) is bool(meant)
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords", "hint"),
+    [
+        ("evaluate", {"episode": 2}, "protocol=ckpttool.Protocol(episodes=2)"),
+        ("load_agent", {"activations": "tanh"}, "facts=ckpttool.AgentFacts(activations='tanh')"),
+    ],
+)
+def test_a_wrong_keyword_has_the_record_of_the_one_like_it(
+    name: str, keywords: dict[str, Any], hint: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        getattr(ckpttool, name)(str(TORCH_SAMPLE), **keywords)
+    assert any(hint in note for note in caught.value.__notes__)
+
+
+def test_the_hint_of_load_agent_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gymnasium")
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(TORCH_SAMPLE, "agent.pt")
+    error = refused("load_agent", "agent.pt")
+    (call,) = refusals.calls_of(str(error.hint))
+    assert call.startswith("ckpttool.load_agent(")
+    assert eval(call, {"ckpttool": ckpttool}).act([1.0, 0.0, 0.0]).shape == (1,)
+    assert "env='Pendulum-v1'" in str(refused("load_agent", "agent.pt", device="cpu").hint)
 
 
 @pytest.mark.parametrize(("name", "arguments", "keywords", "hint"), HINTS.values(), ids=HINTS)

@@ -20,6 +20,7 @@ from ckpttool.core import UnsupportedError, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.networks import ModelSpec
 from ckpttool.verification import two_models
+from ckpttool.verification.inputs import InputResolver
 from tests import exported_faults, pair_models, planted_faults, ported_faults, right_pairs, schemas
 from tests.conftest import ROOT
 from tests.exported_faults import EXPORTED_FAULTS
@@ -523,3 +524,32 @@ def test_code_in_a_keras_file_is_refused_before_keras_opens_it(name: str, tmp_pa
     with pytest.raises((UsageError, UnsupportedError)) as refused:
         verify(file, file)
     assert refused.value.file == file
+
+
+@pytest.mark.parametrize(
+    ("shapes", "stated", "transpose", "hint"),
+    [
+        (([8], [16, 16, 3]), {}, None, None),
+        (([8], [16, 16, 3]), {}, True, None),
+        (([16, 16, 3], [3, 16, 16]), {}, False, "leave out --no-transpose-inputs"),
+        (([16, 16, 3], [16, 16, 3]), {}, True, "leave out --transpose-inputs"),
+        (([None], [8]), {"": (5,)}, None, "use --input-shape 8"),
+    ],
+)
+def test_a_hint_on_shapes_makes_them_equal(
+    shapes: tuple[list[int | None], list[int]],
+    stated: dict[str, tuple[int, ...]],
+    transpose: bool | None,
+    hint: str | None,
+) -> None:
+    def resolve(stated: dict[str, tuple[int, ...]], transpose: bool | None) -> None:
+        rows = [{"name": "x", "shape": shape, "dtype": "float32", "batch": True} for shape in shapes]
+        opened = [{"inputs": [row], "channels": "last"} for row in rows]
+        InputResolver(opened, transpose).pairs(stated)
+
+    with pytest.raises(UsageError) as caught:
+        resolve(stated, transpose)
+    assert caught.value.hint == hint
+    if hint is not None:
+        size = re.search("--input-shape ([0-9,]+)", hint)
+        resolve({"": tuple(map(int, size[1].split(",")))} if size else stated, transpose if size else None)

@@ -251,7 +251,9 @@ def print_error(error: CkpttoolError, *, as_json: bool) -> None:
         return
     lines = [_wrap_for_stderr(f"ckpttool: {describe_error(error)}")]
     if error.hint:
-        hint = f"hint: {truncate_text(clean(error.hint))}"
+        from ckpttool.core.installation import name_program
+
+        hint = f"hint: {name_program(truncate_text(clean(error.hint)))}"
         # What is meant to be pasted is not wrapped; behind a sentence, it is on a separate line.
         wrapped, command = _wrap_for_stderr(hint), _PASTED.search(hint)
         if command is not None and wrapped != hint:

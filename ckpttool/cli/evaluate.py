@@ -810,7 +810,10 @@ def _assumption_lines(one: Evaluation) -> list[str]:
 
 def _hint_lines(one: Evaluation) -> list[str]:
     """Return lines with the options that would apply the unused facts."""
-    return list(dict.fromkeys(f"hint: {clean(e.hint)}" for e in one.ledger if e.open and e.hint))
+    from ckpttool.core.installation import name_program
+
+    hints = dict.fromkeys(e.hint for e in one.ledger if e.open and e.hint)
+    return [f"hint: {name_program(clean(hint))}" for hint in hints]
 
 
 @dataclass(slots=True)

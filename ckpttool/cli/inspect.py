@@ -28,7 +28,7 @@ from ckpttool.cli.parameters import (
     use_checkpoint,
 )
 from ckpttool.cli.progress import show_progress
-from ckpttool.cli.styles import wrap_sentence
+from ckpttool.cli.styles import format_fix, wrap_sentence
 from ckpttool.commands.inspect import summary
 from ckpttool.core import filesystem, urls
 from ckpttool.core import limits as parser_limits
@@ -654,7 +654,7 @@ def _checkpoint_lines(verdict: CheckpointVerdict, *, quiet: bool) -> Iterator[st
     for finding in verdict.findings:
         yield wrap_sentence(f"{clean(verdict.path)}: {finding.topic}: {clean(finding.sentence)}")
         if finding.fix:
-            yield wrap_sentence(f"    fix: {clean(finding.fix)}")
+            yield format_fix(finding.fix, "    ")
     if not (quiet or verdict.findings or verdict.error):
         what = f"{verdict.format}, layout {verdict.layout or 'none recognised'}, {format_count(verdict.tensors, 'tensor')}"  # noqa: E501
         yield wrap_sentence(f"{clean(verdict.path)}: {what}: no problems found")

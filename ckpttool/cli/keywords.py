@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import difflib
 import inspect
 import re
 import shlex
@@ -61,10 +62,21 @@ def use_keywords(
         if getattr(error, part):
             setattr(error, part, _translate(getattr(error, part), known))
     if error.hint:
+        # It takes the same path and environment to act in.
+        if function.__name__ == "load_agent":
+            error.hint = error.hint.replace("ckpttool.evaluate(", "ckpttool.load_agent(")
         error.hint = _without_call(error.hint, function, arguments, keywords)
     error.args = (error.message,)
     if error.hint and not hasattr(error, "__notes__"):
         error.add_note(f"hint: {error.hint}")
+
+
+def closest_option(keyword: str, function: Callable[..., Any]) -> str:
+    """Return the option that a wrong keyword means: of the function, or of a record that it takes."""
+    name, known = keyword.replace("_", "-"), _keywords(function)
+    records = {"facts": _FACTS, "protocol": _PROTOCOL}
+    options = [option for record, names in records.items() if record in known for option in names]
+    return next(iter(difflib.get_close_matches(name, [*options, *known], 1)), name)
 
 
 def translate_sentence(sentence: str, function: Callable[..., Any]) -> str:

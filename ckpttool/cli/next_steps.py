@@ -40,7 +40,9 @@ def print_next_steps(steps: Steps) -> None:
 
 def format_next_steps(steps: Steps) -> list[str]:
     """Return suggested commands in the terminal's lines."""
-    return [dim(wrap_command("next: ", ("ckpttool", *words))) for words in steps]
+    from ckpttool.core.installation import program_words
+
+    return [dim(wrap_command("next: ", (*program_words(), *words))) for words in steps]
 
 
 def after_inspect(listing: CheckpointSummary | CheckpointFolder) -> Steps:

@@ -65,6 +65,13 @@ def wrap_sentence(sentence: str, stream: TextIO | None = None) -> str:
     )
 
 
+def format_fix(fix: str, indent: str = "") -> str:
+    """Return the labelled fix of a finding, with a command as this program was started."""
+    from ckpttool.core.installation import name_program
+
+    return wrap_sentence(f"{indent}fix: {name_program(clean(fix))}")
+
+
 def wrap_command(label: str, words: Iterable[str]) -> str:
     """Return a labelled command whose lines fit the terminal and end with a backslash: it can be pasted.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.columns import SHORTEST_PATH, fit_path
-from ckpttool.cli.styles import terminal_width, wrap_sentence
+from ckpttool.cli.styles import format_fix, terminal_width, wrap_sentence
 from ckpttool.cli.tables import labeled_lines, merge_default_sentences
 from ckpttool.core import sidecar
 from ckpttool.core.errors import abbreviate_list
@@ -216,7 +216,7 @@ def render_diagnosis(diagnosis: Diagnosis, *, quiet: bool, alone: bool = True) -
         # Several findings in a row with one fix: it is below the last one.
         following = {other.fix for other in diagnosis.findings[number + 1 : number + 2]}
         if finding.fix and finding.fix not in following:
-            lines.append(wrap_sentence(f"    fix: {clean(finding.fix)}"))
+            lines.append(format_fix(finding.fix, "    "))
     if quiet:
         return "\n".join(lines)
     lines += [wrap_sentence(f"note: {clean(note)}") for note in diagnosis.notes]

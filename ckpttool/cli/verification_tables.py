@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool.cli.columns import fit_path
-from ckpttool.cli.styles import wrap_sentence
+from ckpttool.cli.styles import format_fix, wrap_sentence
 from ckpttool.cli.tables import render_remarks, render_table
 from ckpttool.core import sidecar
 from ckpttool.core.errors import abbreviate_list
@@ -116,7 +116,7 @@ def layer_lines(models: ModelComparison) -> list[str]:
     cause = first.cause or "unknown: no tested setting, tensor, axis or order of the layer explains it"
     lines.append(wrap_sentence(f"cause: {clean(cause)}"))
     if first.fix is not None:
-        lines.append(wrap_sentence(f"fix: {clean(first.fix)}"))
+        lines.append(format_fix(first.fix))
     return lines
 
 
@@ -153,7 +153,7 @@ def _model_training_lines(steps: ModelTraining | None) -> list[str]:
     if steps.cause is not None:
         word = "cause" if steps.cause.confirmed else "suspected cause"
         lines.append(wrap_sentence(f"{word}: {clean(steps.cause.text)}"))
-        lines += [wrap_sentence(f"fix: {clean(steps.cause.fix)}")] if steps.cause.fix else []
+        lines += [format_fix(steps.cause.fix)] if steps.cause.fix else []
     if steps.epsilon is not None and steps.epsilon.worst.within:
         text = f"{steps.epsilon.text}; updates differ by {steps.epsilon.worst.relative:.1e} at most"
         lines.append(wrap_sentence(clean(text)))

@@ -33,6 +33,7 @@ from ckpttool.evaluation.agent_networks import (
     require_facts,
     shared_networks,
 )
+from ckpttool.evaluation.playing import with_recorded_choices
 from ckpttool.evaluation.restore import (
     Agent,
     VerifiedSidecar,
@@ -221,6 +222,7 @@ def _compare_networks(
     a: Agent, b: Agent, paths: tuple[str, str], options: VerificationOptions, progress: Progress
 ) -> Verification:
     """Compare the outputs of two agents' networks."""
+    a, b = with_recorded_choices(a), with_recorded_choices(b)
     for one, other in ((a, b), (b, a)):
         require_facts(one, other=other)
     titles = shared_networks(a, b)

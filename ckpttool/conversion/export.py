@@ -38,17 +38,18 @@ from ckpttool.evaluation.agent_networks import (
     build_part_network,
     derive_network_settings,
     image_encoder,
-    missing_options,
     network_sizes,
     require_even_bounds,
     require_facts,
 )
 from ckpttool.evaluation.gymnasium_engine import EnvSpec
 from ckpttool.evaluation.playing import (
+    asks_environment,
     assume_choices,
+    count_actions,
     environment_hint,
-    may_choose,
     read_action_bounds,
+    take_means,
 )
 from ckpttool.evaluation.restore import Agent, restore_agent
 from ckpttool.libraries import schema
@@ -167,20 +168,22 @@ def build_metadata(record: Sidecar) -> dict[str, str]:
 
 
 def derive_export_settings(
-    agent: Agent, part: AgentNetwork, env: str | None, target: str
+    agent: Agent, part: AgentNetwork, env: str | None, target: str, spec: EnvSpec | None = None
 ) -> tuple[NetworkSettings, Sidecar, LedgerEntries]:
     """Return the network settings, all known facts of the agent, and a ledger entry for each assumption.
 
-    An environment is created if requested, or if only its action space can supply the bounds.
+    Args:
+        agent: the agent; an environment's discrete actions are applied already.
+        part: the network to export.
+        env: the environment that is given, to record.
+        target: the path of the export, for hints.
+        spec: the environment's spaces; one is created if only its action space can supply the bounds.
     """
-    spec = None if env is None else _environment_spec(agent, env, target)
-    if part.acts and spec is not None:
-        agent = assume_choices(agent, spec)
     known = agent.known
     bounded = known.action_low is not None and known.action_high is not None
     needed = part.acts and known.head not in UNBOUNDED and not bounded
-    if spec is None and needed:
-        spec = _environment_spec(agent, None, target)
+    if spec is None and (needed or env is not None):
+        spec = _environment_spec(agent, env, target)
     bounds = ActionBounds([-1.0] * network_sizes(agent)[1], [1.0] * network_sizes(agent)[1], None)
     if spec is not None and part.acts:
         bounds = read_action_bounds(agent, layer_widths(agent.tree, part), spec)
@@ -276,17 +279,19 @@ def export(
         require_package("onnx", "exporting to ONNX requires onnx", "onnx")
     agent = restore_agent(source, options.layout, options.facts, options.network or "actor")
     title = agent.title(options.network or "actor")
-    unstated = options.env is not None and may_choose(agent) and missing_options(agent, agent.known)
-    if unstated or schema.HALVES in agent.binding.facts.lacks:
-        spec = None if options.env is None else _environment_spec(agent, options.env, target)
-        agent = assume_choices(agent, spec)
     part = _choose_part(agent, title)
+    created = options.env is not None or (part.acts and asks_environment(agent, None))
+    spec = _environment_spec(agent, options.env, target) if created else None
+    if part.acts and spec is not None:
+        agent = assume_choices(agent, spec)
+    else:
+        agent = take_means(agent, *count_actions(agent, spec))
     stated = options.env or (agent.known.env or {}).get("id") or agent.known.action_low is not None
     require_facts(agent, needs_env=not stated)
     if not options.dry_run:
         for file in (target, sidecar.sidecar_path(target)):
             require_new(file, agent.checkpoint.files, force=options.force)
-    wiring, recorded, assumed = derive_export_settings(agent, part, options.env, target)
+    wiring, recorded, assumed = derive_export_settings(agent, part, options.env, target, spec)
     done = ConversionResult(
         urls.display_url(agent.checkpoint.path),
         target,

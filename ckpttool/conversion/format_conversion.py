@@ -275,12 +275,13 @@ def _with_spaces(
 ) -> tuple[VerifiedSidecar, tuple[str, ...]]:
     """Return the source's sidecar with the spaces of the given environment that no file records.
 
-    Only a library's own file may need them. Raise EnvironmentMismatchError if they do not fit the agent.
+    Only a library's own file and code may need them. Without a given environment, code takes the recorded one
+    of a policy whose outputs may choose discrete actions. Raise EnvironmentMismatchError if they do not fit.
     """
-    if env is None or not (request.kind.agent or request.options.code):
+    recorded_env = request.options.code and own.sidecar is not None and own.sidecar.env
+    if not (recorded_env if env is None else request.kind.agent or request.options.code):
         return own, ()
-    from ckpttool.evaluation import environments
-    from ckpttool.evaluation.playing import assume_choices, read_action_bounds, spec_choices
+    from ckpttool.evaluation import environments, playing
 
     binding = recognize_playable_agent(checkpoint, request.options.layout)
     if binding is None:
@@ -290,13 +291,21 @@ def _with_spaces(
     recorded = known.observation_space and (known.choices or known.action_low)
     if recorded or part is None or part.component in agent.binding.fronts:
         return own, ()
+    trusted = env is not None
+    if env is None:
+        if not playing.asks_environment(agent, None):
+            return own, ()
+        env = str((known.env or {})["id"])
     try:
-        with environments.make_vector_env(env, trusted=True) as vector_env:
+        with environments.make_vector_env(env, trusted=trusted) as vector_env:
             spec = vector_env.spec
     except CkpttoolError as error:
         return own, (f"no spaces were read, because {env} cannot be created: {error.message}",)
-    agent = assume_choices(agent, spec)
-    bounds, choices = read_action_bounds(agent, layer_widths(agent.tree, part), spec), spec_choices(spec)
+    agent = playing.assume_choices(agent, spec)
+    bounds, choices = (
+        playing.read_action_bounds(agent, layer_widths(agent.tree, part), spec),
+        playing.spec_choices(spec),
+    )
     # What the environment shows of the outputs: atoms, or a state's value before the advantages.
     choices = schema.known_choices(agent.known) or choices
     observed = {
@@ -307,11 +316,12 @@ def _with_spaces(
         "observation_space": schema.make_observation_space("gymnasium", observed),
         **({"action_low": list(bounds.low), "action_high": list(bounds.high)} if choices is None else {}),
         "choices": None if choices is None else choices.document(),
+        # Of outputs whose map no file records.
         "head": agent.known.head if choices is not None else None,
     }
     spaces = {name: value for name, value in spaces.items() if value and not getattr(known, name)}
     base = own.sidecar or Sidecar("")
-    origins = dict.fromkeys(spaces, f"given: the spaces of {env}")
+    origins = dict.fromkeys(spaces, f"{'given' if trusted else 'assumed'}: the spaces of {env}")
     return replace(own, sidecar=replace(base, **spaces, provenance={**base.provenance, **origins})), ()
 
 

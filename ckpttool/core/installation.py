@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -39,24 +40,42 @@ def install_command(*requirements: str) -> str:
     of uvx, and `direct_url.json` (PEP 610) of a package that did not come from an index.
     """
     prefix = Path(sys.prefix)
+    if runner := _runner(prefix):
+        extras, others = _split(requirements)
+        return shlex.join((*runner, _own_requirement(extras), *_with(others), *_this_command()))
     if (prefix / "pipx_metadata.json").is_file():
-        if prefix.parent.name == "venvs":
-            return shlex.join(("pipx", "inject", prefix.name, *requirements))
-        extras, others = _split(requirements)  # `pipx run`: the environment is in its cache
-        return shlex.join(
-            ("pipx", "run", "--spec", _own_requirement(extras), *_with(others), *_this_command())
-        )
+        return shlex.join(("pipx", "inject", prefix.name, *requirements))
     if (prefix / "uv-receipt.toml").is_file():
         return _uv_tool(prefix / "uv-receipt.toml", requirements)
-    if any((folder / "CACHEDIR.TAG").is_file() for folder in prefix.parents):
-        extras, others = _split(requirements)
-        return shlex.join(("uvx", "--from", _own_requirement(extras), *_with(others), *_this_command()))
     if importlib.util.find_spec("pip") is None and shutil.which("uv") is not None:
         where = () if os.environ.get("VIRTUAL_ENV") == sys.prefix else ("--python", sys.executable)
         return shlex.join(("uv", "pip", "install", *where, *requirements))
     pip = shutil.which("pip")
     own = pip is not None and Path(pip).parent == Path(sys.executable).parent
     return shlex.join((*(("pip",) if own else (sys.executable, "-m", "pip")), "install", *requirements))
+
+
+def _runner(prefix: Path) -> tuple[str, ...]:
+    """Return what ran this program in an environment of its cache; empty if the program is installed."""
+    if (prefix / "pipx_metadata.json").is_file():
+        return () if prefix.parent.name == "venvs" else ("pipx", "run", "--spec")
+    cached = any((folder / "CACHEDIR.TAG").is_file() for folder in prefix.parents)
+    return ("uvx", "--from") if cached and not (prefix / "uv-receipt.toml").is_file() else ()
+
+
+def program_words() -> tuple[str, ...]:
+    """Return the words that start this program: those of uvx or `pipx run` where nothing is installed."""
+    runner = _runner(Path(sys.prefix))
+    own = _own_requirement(()) if runner else PACKAGE
+    return (*runner, own, PACKAGE) if own != PACKAGE else (*runner[:-1], PACKAGE)
+
+
+def name_program(text: str) -> str:
+    """Return the text of a hint whose commands start this program as it was started."""
+    program = shlex.join(program_words())
+    if program == PACKAGE or text.startswith(_runner(Path(sys.prefix))):
+        return text
+    return re.sub(rf"(?<![\w/.'\[-]){PACKAGE} (?=-?-?[a-z])", lambda _: f"{program} ", text)
 
 
 def _this_command() -> tuple[str, ...]:

@@ -103,12 +103,6 @@ def load_agent(
 
 def _in_environment(agent: restore.Agent, env: str | None, how: Protocol) -> _PolicySetup:
     """Return the policy as it is played in the environment that is given or recorded."""
-    if env is None and not (agent.known.env or {}).get("id"):
-        raise UsageError(
-            "no file contains the action bounds",
-            file=agent.checkpoint.path,
-            hint="pass env, a Gymnasium id, or facts=AgentFacts(action_low=..., action_high=...)",
-        )
     environment = choose_environment(agent, env, how)
     with environment.make(1) as vector:
         spec = vector.spec

@@ -134,24 +134,33 @@ def choose_environment(agent: Agent, requested: str | None, how: Protocol) -> Ev
         "wrappers_origin": library,
         "arguments": json.dumps(known["arguments"], sort_keys=True) if known.get("arguments") else "",
     }
-    environment = (
-        None
-        if requested is None
-        else EvaluationEnvironment(requested, trusted=True, obs_dim=obs_dim, **outfit)
+    name = requested or known.get("id")
+    # gymnasium imports the module before a colon; an id from a file must not trigger that.
+    environment = EvaluationEnvironment(
+        str(name or ""), trusted=requested is not None, obs_dim=obs_dim, **outfit
     )
-    if environment is not None and may_choose(agent) and missing_options(agent, agent.known):
-        agent = _with_choices_of(agent, environment)
-    require_facts(agent, needs_env=not (requested or known.get("id")))
-    if environment is not None:
-        return environment
-    if not known.get("id"):
+    shown = _with_choices_of(agent, environment) if asks_environment(agent, name) else agent
+    require_facts(shown, needs_env=not name)
+    if not name:
         raise UsageError(
             "the checkpoint does not record its training environment",
             file=agent.checkpoint.path,
             hint=environment_hint(agent, ("eval",), inner, acts),
         )
-    # gymnasium imports the module before a colon; an id from a file must not trigger that.
-    return EvaluationEnvironment(str(known["id"]), trusted=False, obs_dim=obs_dim, **outfit)
+    return environment
+
+
+def asks_environment(agent: Agent, env: str | None) -> bool:
+    """Return whether an environment, given or recorded, may show what no file does: discrete actions."""
+    recorded = (agent.known.env or {}).get("id")
+    return bool((env or recorded) and may_choose(agent) and missing_options(agent, agent.known))
+
+
+def with_recorded_choices(agent: Agent) -> Agent:
+    """Return the agent with the discrete actions of the environment that its files name, if it needs them."""
+    if not asks_environment(agent, None):
+        return agent
+    return _with_choices_of(agent, EvaluationEnvironment(str((agent.known.env or {})["id"]), False, 0))
 
 
 def may_choose(agent: Agent) -> bool:
@@ -771,10 +780,15 @@ def _actions_hint(agent: Agent, width: int, known: Choices | None, env_choices: 
         )
     with suppress(ValueError, CkpttoolError):
         env_choices.values_per_action(width)
-        if agent.known.action_low is None and single_networks.recognize_single_policy(agent.checkpoint):
-            return (
-                f"add --layout none if its outputs are of discrete actions ({agent.binding.layout} has none)"
-            )
+        layout = agent.binding.layout
+        if agent.known.action_low is not None or not single_networks.recognize_single_policy(
+            agent.checkpoint
+        ):
+            return None
+        if layout != NO_LAYOUT:
+            return f"add --layout none if its outputs are of discrete actions ({layout} has none)"
+        if agent.known.origin("head") == "given":
+            return "leave out --head, which maps outputs to continuous actions"
     return None
 
 

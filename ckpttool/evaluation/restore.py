@@ -244,7 +244,9 @@ def assumed_entries(
         stated = [record is not None and record.is_assumed(name) for record in sidecars]
         owner = "the sidecar" if stated[:1] == [True] else "the other checkpoint's sidecar"
         origin = known.origin(name) + (f" (according to {owner})" if any(stated) else "")
-        yield LedgerEntry("assumed", what, value, origin=origin, hint=STATED_BY.get(name))
+        # No action map replaces a choice among discrete actions.
+        hint = STATED_BY.get(name) if name != "head" or known.choices is None else None
+        yield LedgerEntry("assumed", what, value, origin=origin, hint=hint)
 
 
 def training_wrappers(known: Sidecar) -> tuple[WrapperSpec, ...]:

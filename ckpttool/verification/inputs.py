@@ -141,7 +141,7 @@ class InputResolver:
                 f"input {a.name} of A and {b.name} of B have different shapes",
                 expected=str(list(a.shape)),
                 found=str(list(b.shape)),
-                hint=self._fitting_option(a, _moved(b.shape, OPPOSITE[how])),
+                hint=self._shape_hint(a, b),
             )
         filled = tuple(
             x if x is not None else (y if y is not None else _FREE)
@@ -149,14 +149,21 @@ class InputResolver:
         )
         return InputPair(a.name, b.name, filled, _moved(filled, how), transposed=how)
 
-    def _fitting_option(self, a: ModelInput, shape: tuple[int | None, ...]) -> str | None:
-        """Return the option by which A's input may get a shape of B's, None for models with other inputs."""
-        if self._transpose is not None:
+    def _shape_hint(self, a: ModelInput, b: ModelInput) -> str | None:
+        """Return the option that makes the shapes equal; None if the models have different inputs."""
+        if self._transpose is not None and self._fitting_orders(a, b):
             return f"leave out --{'' if self._transpose else 'no-'}transpose-inputs"
-        if any(input_.name == a.name and None not in input_.shape for input_ in self._declared[0]):
+        declared = next((input_ for input_ in self._declared[0] if input_.name == a.name), None)
+        if None in b.shape or not (declared is None or _is_compatible(declared.shape, b.shape)):
             return None
-        shown = ",".join("N" if extent is None else str(extent) for extent in shape)
-        return f"use the shape of B's input: --input-shape {shown}"
+        return f"use --input-shape {','.join(map(str, b.shape))}"
+
+    def _fitting_orders(self, a: ModelInput, b: ModelInput) -> list[str]:
+        """Return the orders of A's axes in which it has B's shape."""
+        if len(a.shape) < 2:
+            return [""] * _is_compatible(a.shape, b.shape)
+        ways = ["", "first", "last", *(["first in each frame", "last in each frame"] * (len(a.shape) > 3))]
+        return [how for how in ways if _is_compatible(_moved(a.shape, how), b.shape)]
 
     def _order(self, a: ModelInput, b: ModelInput) -> str:
         """Return how B orders the axes of A's input."""
@@ -165,8 +172,7 @@ class InputResolver:
         by_layers = self._by_channels(len(a.shape))
         if self._transpose is not None:
             return (by_layers or "first") if self._transpose else ""
-        ways = ["", "first", "last", *(["first in each frame", "last in each frame"] * (len(a.shape) > 3))]
-        fits = [how for how in ways if _is_compatible(_moved(a.shape, how), b.shape)]
+        fits = self._fitting_orders(a, b)
         if len(fits) != 1:
             preferred = [
                 how for how in (by_layers, f"{by_layers} in each frame") if by_layers and how in fits

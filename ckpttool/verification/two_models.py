@@ -26,6 +26,7 @@ from ckpttool.core.text import describe_record, render_record
 from ckpttool.core.urls import base_name, format_command, unused_name
 from ckpttool.evaluation.agent_facts import NO_FACTS, AgentFacts
 from ckpttool.evaluation.agent_networks import available_backend, build_agent_network, require_facts
+from ckpttool.evaluation.playing import with_recorded_choices
 from ckpttool.evaluation.restore import restore_agent
 from ckpttool.networks import numpy_backend
 from ckpttool.networks.messages import Requests
@@ -213,7 +214,7 @@ def open_host(side: ModelSide, facts: AgentFacts = NO_FACTS) -> Iterator[ModelHo
     if side.process is not None:
         yield side.process
     elif side.kind == "agent":
-        agent = restore_agent(side.checkpoint, facts=facts)
+        agent = with_recorded_choices(restore_agent(side.checkpoint, facts=facts))
         require_facts(agent)
         assumed: list[str] = []
         network = build_agent_network(agent, agent, "actor", assumed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -44,6 +45,16 @@ What no file states is given where the message requires it. Where a fact that ch
 of an own class, the exit status is 1 and names it. Weights alone do not show skip connections, further inputs, or norms elsewhere: the
 first lines of the code state what is assumed. In both cases the code computes what the restored agent does. What is not written is
 refused with exit status 2, or has entries for which the target has no place.
+
+"""  # noqa: E501
+NEW_USERS = """
+## New users
+
+Seven people with an empty home type commands in a terminal of 24 lines and 80 columns, as `tests/everyday/newcomers.py` lists them.
+Every `next:`, `hint:`, `fix:` and `load:` that they see for the first time is followed as printed, and so is what that prints. `right`:
+its command ends with status 0 or 1, its lines run. `next fact`: the command is refused with a new sentence about the file. `list`: no
+command, but the options, values or files that are missing. `FAIL`: anything else. A dead end is a refusal without any of them. `words`
+and `seconds` are those of the typed commands. `python -m tests.everyday.users --record` plays them again.
 
 """  # noqa: E501
 # The first pattern that matches the side and the name of a case decides.
@@ -93,7 +104,8 @@ def page() -> str:
     for title, cases in groups.items():
         cell_groups = ([cells[c.name, column] for c in cases if c.applies(column)] for column in COLUMNS)
         rows.append(f"| {title} | {len(cases)} | {' | '.join(map(_count, cell_groups))} |\n")
-    return "".join([head, *rows, *_options(cells.values()), *_refused(cells), *_code(), *_corpus()])
+    sections = (_options(cells.values()), _refused(cells), _code(), _corpus(), _users())
+    return "".join([head, *rows, *itertools.chain(*sections)])
 
 
 def _kind(case: Case) -> str:
@@ -166,6 +178,19 @@ def _corpus() -> Iterator[str]:
     for target, path, cause, options in tried:
         if cause and not options and "no network" not in cause and "no tensor is of a layer" not in cause:
             yield f"- to {target}, `{path.rpartition('/')[2]}`: {_escaped(cause.partition(';')[0])}\n"
+
+
+def _users() -> Iterator[str]:
+    """Yield the section on new users."""
+    from tests.everyday import users
+
+    yield NEW_USERS
+    yield f"| user | {' | '.join(users.HEADER[1:])} |\n|---|{'---:|' * (len(users.HEADER) - 1)}\n"
+    rows = users.recorded()
+    for row in rows:
+        yield f"| {users.USERS[row['user']].title} | {' | '.join(row[name] for name in users.HEADER[1:])} |\n"
+    sums = [str(sum(int(row[name]) for row in rows)) for name in users.HEADER[1:]]
+    yield f"| all | {' | '.join(sums)} |\n"
 
 
 def _escaped(text: str) -> str:
