@@ -1243,9 +1243,7 @@ def plan_fill(
     spare: tuple[str, ...] = ()
     try:
         source = TrialSource(checkpoint, inputs.framework, inputs.model_spec(like_source), part)
-        # An accepted order decides only what outputs do not.
-        for chosen in dict.fromkeys((False, matching.accept_order)):
-            options = replace(matching, accept_order=chosen)
+        for options in _with_orders(matching, checkpoint, like_source):
             filling = _fill_without(inputs, skeleton, options, patterns)
             if not filling.misfits:
                 filling, spare = _decide_by_outputs(target, source, inputs, skeleton, options, filling)
@@ -1259,6 +1257,28 @@ def plan_fill(
     filling = replace(filling, unfilled=(*filling.unfilled, *alone))
     report = build_fill_report(inputs.ready, skeleton, filling)
     return ModelFillPlan(target.title, inputs, skeleton, filling, report, spare=spare)
+
+
+def _with_orders(
+    matching: MatchOptions, checkpoint: Checkpoint, like_source: ModelSpec | str | None
+) -> Iterator[MatchOptions]:
+    """Yield the options without orders, then those with orders, which decide only what nothing else does.
+
+    The order of creation is assumed only if the source has no computation, whose outputs would decide.
+    """
+    options = replace(matching, accept_order=False)
+    yield options
+    graph: object = like_source
+    if graph is None:
+        try:
+            graph = read_graph(checkpoint)
+        except CkpttoolError as error:
+            graph = error
+    if graph is None:
+        options = replace(options, by_creation=True)
+        yield options
+    if matching.accept_order:
+        yield replace(options, accept_order=True)
 
 
 def _decide_by_outputs(

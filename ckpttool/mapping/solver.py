@@ -77,6 +77,12 @@ def is_framework_counter(step: str) -> bool:
     return parse_name_step(step).text is None and not step.isdecimal()
 
 
+def count_of_class(name: str) -> tuple[str, int] | None:
+    """Return Keras's class and count in a name that its program did not choose (`dense_7`), else None."""
+    counted = _AUTO.fullmatch(name)
+    return None if counted is None else (counted[1], int(counted[2] or 0))
+
+
 def name_numbers(name: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
     """Return the numbers of every step of a name; of two directions, forward is first.
 
@@ -238,7 +244,8 @@ class LayerCandidate(NamedTuple):
     none. `call` is its place among the calls of its model. `settings` distinguish layers of
     the same kind and shape, by name and value. `listed` means that a number in its name follows a
     list of its model or the calls of its graph, not the order in which its program created layers.
-    `lone` is a tensor outside of layers.
+    `lone` is a tensor outside of layers. `created` are positions in orders of creation, each comparable with
+    those of the same order only.
     """
 
     name: tuple[str, ...]
@@ -249,6 +256,7 @@ class LayerCandidate(NamedTuple):
     settings: frozenset[tuple[str, object]] = frozenset()
     listed: bool = False
     lone: bool = False
+    created: frozenset[tuple[object, Any]] = frozenset()
 
     @property
     def title(self) -> str:
@@ -466,7 +474,7 @@ def _refine_marks(
     }
 
 
-By = Literal["given", "name", "outputs", "words", "numbers", "calls", "only fit", "order"]
+By = Literal["given", "name", "outputs", "words", "numbers", "calls", "only fit", "creation", "order"]
 # Confidence in a match, in words.
 CONFIDENCE: dict[By, str] = {
     "given": "given",
@@ -476,6 +484,7 @@ CONFIDENCE: dict[By, str] = {
     "numbers": "medium",
     "calls": "medium",
     "only fit": "medium",
+    "creation": "low",
     "order": "low",
 }
 Ordered = Literal["calls", "numbers"]
@@ -512,7 +521,8 @@ class Solution(NamedTuple):
 
     `counted` are pairs in which one side's numbers are the framework's count, `numbered` those with
     numbers chosen by both programs, in names that differ, `renamed` those whose names belong to other
-    layers, `normed` batch norms of matched layers.
+    layers, `normed` batch norms of matched layers, `inner` those that belong to the modules of their other
+    layers although words of their names are elsewhere.
     """
 
     pairs: tuple[LayerPair, ...]
@@ -522,6 +532,7 @@ class Solution(NamedTuple):
     numbered: tuple[LayerPair, ...] = ()
     renamed: tuple[LayerPair, ...] = ()
     normed: tuple[LayerPair, ...] = ()
+    inner: tuple[LayerPair, ...] = ()
 
 
 def solve(
@@ -531,6 +542,7 @@ def solve(
     in_order: bool = True,
     pairs: Sequence[tuple[str, str]] = (),
     accept_order: bool = False,
+    by_creation: bool = False,
 ) -> Solution:
     """Return the source for each target; raise UsageError for a name in `pairs` that does not exist.
 
@@ -546,21 +558,27 @@ def solve(
             an order.
         pairs: pairs of source and target names of modules or layers.
         accept_order: the order decides if no other evidence does.
+        by_creation: layers that the target calls one after the other are matched in the order in which the
+            source created its layers, if no other evidence decides.
     """
-    return _Solver(sources, targets, in_order=in_order, accept_order=accept_order).solved(pairs)
+    orders = _Orders(in_order, accept_order, by_creation)
+    return _Solver(sources, targets, orders).solved(pairs)
+
+
+class _Orders(NamedTuple):
+    """Which orders there are, and which may decide; see solve."""
+
+    in_order: bool
+    accepted: bool
+    by_creation: bool
 
 
 class _Solver:
     def __init__(
-        self,
-        sources: Sequence[LayerCandidate],
-        targets: Sequence[LayerCandidate],
-        *,
-        in_order: bool,
-        accept_order: bool,
+        self, sources: Sequence[LayerCandidate], targets: Sequence[LayerCandidate], orders: _Orders
     ) -> None:
         self.sources, self.targets = sources, targets
-        self.in_order, self.accept_order = in_order, accept_order
+        self.in_order, self.accept_order, self.by_creation = orders
         self.pairs: list[LayerPair] = []
         self.ambiguous: list[AmbiguousGroup] = []
         self.misfits: list[LayerPair] = []
@@ -572,6 +590,7 @@ class _Solver:
             None,
         )
         self._crossed: set[int] = set()
+        self._inner: set[int] = set()
         self._tokens: tuple[dict[int, frozenset[str]], dict[int, frozenset[str]]] = ({}, {})
         self._attends: bool | None = None
         # By height above the layers: modules of one side, and the other side's modules that contain the
@@ -607,6 +626,7 @@ class _Solver:
             tuple(sorted(self.numbered, key=lambda pair: pair.target)),
             tuple(pair for pair in self.pairs if pair.target in self._crossed and pair.by != "given"),
             tuple(sorted(self.normed, key=lambda pair: pair.target)),
+            tuple(pair for pair in self.pairs if pair.source in self._inner and pair.by == "only fit"),
         )
 
     def _stated(self, sources: list[int], targets: list[int]) -> None:
@@ -617,7 +637,8 @@ class _Solver:
         before = len(self.pairs)
         self._close(*self._scope(build_scope(self.sources, sources), build_scope(self.targets, targets)))
         self.pairs[before:] = [
-            pair if pair.by == "order" else pair._replace(by="given") for pair in self.pairs[before:]
+            pair if CONFIDENCE[pair.by] == "low" else pair._replace(by="given")
+            for pair in self.pairs[before:]
         ]
 
     def _fits(self, source: int, target: int) -> bool:
@@ -757,7 +778,10 @@ class _Solver:
             count = len(self.pairs)
             for source_part, target_part in parts:
                 if len(source_part) == len(target_part) == 1:
-                    self._pair(source_part[0], target_part[0], by)
+                    if by == "words" and self._leaves_module(source_part[0], target_part[0], wanting):
+                        self._inner.add(source_part[0])
+                    else:
+                        self._pair(source_part[0], target_part[0], by)
                 elif len(source_part) < len(having) or len(target_part) < len(wanting):
                     self._resolve(source_part, target_part)
             if len(self.pairs) > count:
@@ -868,6 +892,21 @@ class _Solver:
             if any(len(a) < len(having) or len(b) < len(wanting) for a, b in parts):
                 return parts
         return []
+
+    def _leaves_module(self, source: int, target: int, wanting: list[int]) -> bool:
+        """Return whether another of these targets is in the module that contains the source's siblings."""
+        self._link()
+        links, back = self._links[0]
+        module = _parent_name(self.sources[source], 1)
+        partners = links.get(module, set())
+        parents = {n: _parent_name(self.targets[n], 1) for n in wanting}
+        return (
+            bool(module)
+            and len(partners) == 1
+            and all(len(back[partner]) == 1 for partner in partners)
+            and parents[target] not in partners
+            and not partners.isdisjoint(parents.values())
+        )
 
     def _link(self) -> None:
         """Record the modules connected by the pairs found since the last call."""
@@ -1084,8 +1123,81 @@ class _Solver:
             having = sorted(having, key=lambda n: name_numbers(self.sources[n].name))
         return having, wanting
 
+    def _by_created(self, having: list[int], wanting: list[int]) -> bool:
+        """Match layers in the order of creation, which must be that of calls one after the other.
+
+        Numbers and words of names must not give another order. Modules with other numbers of these layers
+        are rows of their own.
+        """
+        pairs: list[tuple[int, int]] = []
+        parts = _by_size_of_modules(self.sources, having), _by_size_of_modules(self.targets, wanting)
+        if parts[0].keys() != parts[1].keys():
+            if all(sum(map(len, sizes.values())) not in sizes for sizes in parts):
+                return False
+            parts = {0: having}, {0: wanting}  # one side has all of them in one module
+        for size, mine in parts[0].items():
+            source_row = _creation_row(self.sources, mine)
+            targets = sorted(parts[1][size], key=lambda n: self.targets[n].call.number)
+            if source_row is None or len(targets) != len(source_row):
+                return False
+            for row, every in ((source_row, self.sources), (targets, self.targets)):
+                numbered = _build_row(every, row) if len(row) > 1 else None
+                if numbered is not None and not numbered.by_construction and numbered.layers != row:
+                    return False
+            pairs += zip(source_row, targets, strict=True)
+            steps = pairwise(zip(source_row, targets, strict=True))
+            if not all(self._follows(*before, *after) for before, after in steps):
+                return False
+        if not self._agree_in_order(pairs):
+            return False
+        self.pairs += [LayerPair(source, target, "creation") for source, target in pairs]
+        return True
+
+    def _follows(self, source: int, target: int, next_source: int, next_target: int) -> bool:
+        """Return whether a pair follows another one: by calls, by numbers of both sides, in one own class."""
+        one, other = self.targets[target].call, self.targets[next_target].call
+        if one.number >= 0 and other.after >> one.number & 1:
+            return True
+        sides = (self.sources, source, next_source), (self.targets, target, next_target)
+        if all(_is_numbered_after(every[n].name, every[after].name) for every, n, after in sides):
+            return True
+        # Keras numbers the tensors of a program's own class, and PyTorch lists them, in order of creation.
+        nameless = all(self.sources[n].name[-2:-1] == ("vars",) for n in (source, next_source))
+        return nameless and all(
+            every[n].lone and every[after].lone and _parent_name(every[n], 1) == _parent_name(every[after], 1)
+            for every, n, after in sides
+        )
+
+    def _agree_in_order(self, pairs: Sequence[tuple[int, int]]) -> bool:
+        """Return whether nothing else speaks against the pairs: words, settings, places, modules."""
+        words = [(self._words(0, source), self._words(1, target)) for source, target in pairs]
+        everywhere = frozenset.intersection(*(word for both in words for word in both))
+        mine, others = (frozenset[str]().union(*side) for side in zip(*words, strict=True))
+        common = mine & others - everywhere
+        parents = [
+            (_parent_name(self.sources[source], 1), _parent_name(self.targets[target], 1))
+            for source, target in pairs
+        ]
+        counts = [len(set(side)) for side in zip(*parents, strict=True)]
+        return (
+            all(one & common == other & common for one, other in words)
+            and (min(counts) == 1 or len(set(parents)) == counts[0] == counts[1])
+            and not any(
+                self._contradict(self._words(0, source), self._words(1, target))
+                or self._is_elsewhere(source, target)
+                or self._states_other(source, target)
+                or _settings_differ(self.sources[source], self.targets[target])
+                for source, target in pairs
+            )
+        )
+
     def _close(self, sources: list[int], targets: list[int]) -> None:
         """Record the ambiguous layers in the rest of a scope."""
+        while self.by_creation and any(self._by_created(*group) for group in self._groups(sources, targets)):
+            known = {p.source for p in self.pairs}, {p.target for p in self.pairs}
+            sources, targets = self._settled(
+                [n for n in sources if n not in known[0]], [n for n in targets if n not in known[1]]
+            )
         closest: set[int] = set()
         for having, wanting in self._groups(sources, targets):
             if not closest.issuperset(wanting):
@@ -1187,6 +1299,42 @@ def _build_row(every: Sequence[LayerCandidate], some: Sequence[int]) -> _LayerRo
         every[n].listed and parse_name_step(steps[n][first - 1]).text is not None for n in some
     )
     return _LayerRow(ordered, [steps[n] for n in ordered], rows, varying, listed, by_construction, placed)
+
+
+def _creation_row(every: Sequence[LayerCandidate], some: Sequence[int]) -> list[int] | None:
+    """Return layers in the order in which their program created them, None if it is unknown."""
+    orders = {n: dict(every[n].created) for n in some}
+    rows = {
+        tuple(sorted(some, key=lambda n, order=order: orders[n][order]))
+        for order in set.intersection(*map(set, orders.values()))
+        if len({own[order] for own in orders.values()}) == len(some)
+    }
+    return [*next(iter(rows))] if len(rows) == 1 else None
+
+
+def _by_size_of_modules(every: Sequence[LayerCandidate], some: Sequence[int]) -> dict[int, list[int]]:
+    """Return layers by how many of them their module contains, with the number of such modules."""
+    modules: dict[tuple[str, ...], list[int]] = {}
+    for n in some:
+        modules.setdefault(_parent_name(every[n], 1), []).append(n)
+    sizes: dict[int, list[int]] = {}
+    for layers in modules.values():
+        sizes.setdefault(len(layers), []).extend(layers)
+    return sizes
+
+
+def _is_numbered_after(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Return whether only a larger number distinguishes the first steps in which two names differ."""
+    steps = next(((a, b) for a, b in zip(one, other, strict=False) if a != b), None)
+    if steps is None or name_stem(steps[:1]) != name_stem(steps[1:]):
+        return False
+    before, after = (name_numbers((step,)) for step in steps)
+    return before < after
+
+
+def _settings_differ(one: LayerCandidate, other: LayerCandidate) -> bool:
+    mine, others = dict(one.settings), dict(other.settings)
+    return any(mine[name] != others[name] for name in mine.keys() & others.keys())
 
 
 _NO_LAYER = (-1, False)
