@@ -1264,7 +1264,8 @@ def _with_orders(
 ) -> Iterator[MatchOptions]:
     """Yield the options without orders, then those with orders, which decide only what nothing else does.
 
-    The order of creation is assumed only if the source has no computation, whose outputs would decide.
+    The order of creation is assumed only if the source has no computation, whose outputs would decide, and if
+    it has more than the automatic numbers of a legacy `.h5`.
     """
     options = replace(matching, accept_order=False)
     yield options
@@ -1274,7 +1275,10 @@ def _with_orders(
             graph = read_graph(checkpoint)
         except CkpttoolError as error:
             graph = error
-    if graph is None:
+    numbered = checkpoint.format != "keras_h5" or any(
+        "/vars/" in leaf.key for _, leaf in checkpoint.tree.tensors()
+    )
+    if graph is None and numbered:
         options = replace(options, by_creation=True)
         yield options
     if matching.accept_order:

@@ -53,6 +53,7 @@ from ckpttool.mapping.layers import (
 from ckpttool.mapping.rules import KEEP, Cast, Move, Permute, Plan, Reshape, Rule, apply_plan, chain_rules
 from ckpttool.mapping.solver import (
     BIAS,
+    FILE,
     PLACE,
     Ambiguity,
     By,
@@ -203,17 +204,15 @@ def _is_saved_by_place(tree: Tree, layer: Layer, keys: Sequence[str]) -> bool:
 
 
 def _creation_places(tree: Tree, path: Path, number: int) -> frozenset[tuple[object, Any]]:
-    """Return the positions of a layer's tensor in orders of creation: `number`, -1 if the file has other ones.
+    """Return the positions of a layer's tensor in orders of creation: `number`, if not negative.
 
     A `.weights.h5` of Keras numbers the items of lists and the tensors of a layer; the own name of a layer
     that its program did not name is its class with the number of its creation, whatever attribute has it
     (keras/src/backend/common/name_scope.py, auto_name).
     """
     leaf, layer = tree[path], tree.containers.get(path[:-1])
-    if number >= 0:
-        return frozenset({("file", number)})
     if not isinstance(leaf, Leaf) or "/vars/" not in leaf.key:
-        return frozenset()
+        return frozenset({(FILE, number)} if number >= 0 else ())
     steps = tuple(leaf.key.split("/"))
     own = layer.state.get("layer") if layer is not None and isinstance(layer.state, Mapping) else None
     counted = count_of_class(own) if isinstance(own, str) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any, Literal
 
 from ckpttool.core import deferred
@@ -432,6 +432,8 @@ def _add_places(
 
 
 PLACE = "position in the order of calls"
+# The order of creation that the source itself has.
+FILE = "file"
 # Whether a layer has a bias: one of equal shape without it cannot take its numbers.
 BIAS = "bias"
 _ROUNDS = 8
@@ -1126,32 +1128,58 @@ class _Solver:
     def _by_created(self, having: list[int], wanting: list[int]) -> bool:
         """Match layers in the order of creation, which must be that of calls one after the other.
 
-        Numbers and words of names must not give another order. Modules with other numbers of these layers
-        are rows of their own.
+        Numbers and words of names and layers matched by other evidence must not give another order. Modules
+        with other numbers of these layers are rows of their own.
         """
-        pairs: list[tuple[int, int]] = []
         parts = _by_size_of_modules(self.sources, having), _by_size_of_modules(self.targets, wanting)
         if parts[0].keys() != parts[1].keys():
             if all(sum(map(len, sizes.values())) not in sizes for sizes in parts):
                 return False
             parts = {0: having}, {0: wanting}  # one side has all of them in one module
+        pairs: list[tuple[int, int]] = []
         for size, mine in parts[0].items():
-            source_row = _creation_row(self.sources, mine)
-            targets = sorted(parts[1][size], key=lambda n: self.targets[n].call.number)
-            if source_row is None or len(targets) != len(source_row):
+            row = self._created_row(mine, parts[1][size])
+            if not row:
                 return False
-            for row, every in ((source_row, self.sources), (targets, self.targets)):
-                numbered = _build_row(every, row) if len(row) > 1 else None
-                if numbered is not None and not numbered.by_construction and numbered.layers != row:
-                    return False
-            pairs += zip(source_row, targets, strict=True)
-            steps = pairwise(zip(source_row, targets, strict=True))
-            if not all(self._follows(*before, *after) for before, after in steps):
-                return False
-        if not self._agree_in_order(pairs):
+            pairs += row
+        if not self._agree_in_order(pairs) or self._matched_otherwise(pairs):
             return False
         self.pairs += [LayerPair(source, target, "creation") for source, target in pairs]
         return True
+
+    def _created_row(self, having: list[int], wanting: list[int]) -> list[tuple[int, int]]:
+        """Return the pairs of one row of layers, [] if it has no order or its names have another one."""
+        row = _creation_row(self.sources, having)
+        targets = sorted(wanting, key=lambda n: self.targets[n].call.number)
+        if row is None or len(row) != len(targets):
+            return []
+        if self._differ_unseen(row, targets) and not _is_chain([self.targets[n] for n in targets]):
+            return []
+        for every, ordered in ((self.sources, row), (self.targets, targets)):
+            numbered = _build_row(every, ordered) if len(ordered) > 1 else None
+            otherwise = numbered is not None and not numbered.by_construction and numbered.layers != ordered
+            if otherwise or _ends_first(every, ordered):
+                return []
+        pairs = list(zip(row, targets, strict=True))
+        return pairs if all(self._follows(*one, *other) for one, other in pairwise(pairs)) else []
+
+    def _matched_otherwise(self, pairs: Sequence[tuple[int, int]]) -> bool:
+        """Return whether these, with the layers beside them that are matched, were created in another order.
+
+        A program creates modules and the layers beside them in any order: all layers must agree then.
+        """
+        nested = len({len(self.sources[source].name) for source, _ in pairs}) > 1
+        parents = {_parent_name(self.sources[source], 1) for source, _ in pairs}
+        matched = ((pair.source, pair.target) for pair in self.pairs)
+        rows = [*pairs, *(p for p in matched if nested or _parent_name(self.sources[p[0]], 1) in parents)]
+        if len(rows) > _MOST_PLACED:
+            return True
+        places = [(dict(self.sources[source].created), self.targets[target].call) for source, target in rows]
+        for (own, call), (other, next_call) in permutations(places, 2):
+            if call.number >= 0 and next_call.after >> call.number & 1:
+                if any(other[order] < own[order] for order in own.keys() & other.keys()):
+                    return True
+        return False
 
     def _follows(self, source: int, target: int, next_source: int, next_target: int) -> bool:
         """Return whether a pair follows another one: by calls, by numbers of both sides, in one own class."""
@@ -1161,16 +1189,19 @@ class _Solver:
         sides = (self.sources, source, next_source), (self.targets, target, next_target)
         if all(_is_numbered_after(every[n].name, every[after].name) for every, n, after in sides):
             return True
-        # Keras numbers the tensors of a program's own class, and PyTorch lists them, in order of creation.
-        nameless = all(self.sources[n].name[-2:-1] == ("vars",) for n in (source, next_source))
-        return nameless and all(
-            every[n].lone and every[after].lone and _parent_name(every[n], 1) == _parent_name(every[after], 1)
-            for every, n, after in sides
-        )
+        # Keras numbers the tensors of a program's own class: both classes create the same shapes in turn.
+        if any(self.sources[n].name[-2:-1] != ("vars",) for n in (source, next_source)):
+            return False
+        rows = [_tensors_beside(every, n) for every, n, after in sides]
+        inside = all(n in row and after in row for row, (_, n, after) in zip(rows, sides, strict=True))
+        return inside and len(rows[0]) == len(rows[1]) and all(map(self._fits, *rows))
 
     def _agree_in_order(self, pairs: Sequence[tuple[int, int]]) -> bool:
         """Return whether nothing else speaks against the pairs: words, settings, places, modules."""
-        words = [(self._words(0, source), self._words(1, target)) for source, target in pairs]
+        words = [
+            tuple(frozenset(word.rstrip("s") for word in side) for side in both)
+            for both in ((self._words(0, source), self._words(1, target)) for source, target in pairs)
+        ]
         everywhere = frozenset.intersection(*(word for both in words for word in both))
         mine, others = (frozenset[str]().union(*side) for side in zip(*words, strict=True))
         common = mine & others - everywhere
@@ -1301,11 +1332,30 @@ def _build_row(every: Sequence[LayerCandidate], some: Sequence[int]) -> _LayerRo
     return _LayerRow(ordered, [steps[n] for n in ordered], rows, varying, listed, by_construction, placed)
 
 
+# Words for the first and the last of a row of layers.
+_ENDS = frozenset(("input", "inp", "in")), frozenset(("o", "head", "logits"))
+
+
+def _ends_first(every: Sequence[LayerCandidate], row: Sequence[int]) -> bool:
+    """Return whether names say that another layer than the first, or the last, is it."""
+    words = [name_tokens(every[n].name) for n in row]
+    return any(not _ENDS[0].isdisjoint(own) for own in words[1:]) or any(
+        not _ENDS[1].isdisjoint(own) for own in words[:-1]
+    )
+
+
+def _tensors_beside(every: Sequence[LayerCandidate], number: int) -> list[int]:
+    """Return the tensors outside of layers in the module of one of them, in their order."""
+    module = _parent_name(every[number], 1)
+    row = [n for n, one in enumerate(every) if one.lone and _parent_name(one, 1) == module]
+    return _creation_row(every, row) or row
+
+
 def _creation_row(every: Sequence[LayerCandidate], some: Sequence[int]) -> list[int] | None:
     """Return layers in the order in which their program created them, None if it is unknown."""
     orders = {n: dict(every[n].created) for n in some}
     rows = {
-        tuple(sorted(some, key=lambda n, order=order: orders[n][order]))
+        tuple(n for _, n in sorted((own[order], n) for n, own in orders.items()))
         for order in set.intersection(*map(set, orders.values()))
         if len({own[order] for own in orders.values()}) == len(some)
     }
@@ -1328,6 +1378,8 @@ def _is_numbered_after(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
     steps = next(((a, b) for a, b in zip(one, other, strict=False) if a != b), None)
     if steps is None or name_stem(steps[:1]) != name_stem(steps[1:]):
         return False
+    if any(map(_NETWORK.fullmatch, steps)):
+        return False  # the order of construction of siblings
     before, after = (name_numbers((step,)) for step in steps)
     return before < after
 
