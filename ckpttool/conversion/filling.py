@@ -1259,27 +1259,17 @@ def plan_fill(
     return ModelFillPlan(target.title, inputs, skeleton, filling, report, spare=spare)
 
 
-def _with_orders(
-    matching: MatchOptions, checkpoint: Checkpoint, like_source: ModelSpec | str | None
-) -> Iterator[MatchOptions]:
-    """Yield the options without orders, then those with orders, which decide only what nothing else does.
+def _with_orders(matching: MatchOptions, checkpoint: Checkpoint, like: object) -> Iterator[MatchOptions]:
+    """Yield the options without orders, then with those of creation and of storage, which decide last.
 
-    The order of creation is assumed only if the source has no computation, whose outputs would decide, and if
-    it has more than the automatic numbers of a legacy `.h5`.
+    That of creation is assumed if the source has no computation, and is no legacy `.h5`, which only counts.
     """
     options = replace(matching, accept_order=False)
     yield options
-    graph: object = like_source
-    if graph is None:
-        try:
-            graph = read_graph(checkpoint)
-        except CkpttoolError as error:
-            graph = error
-    numbered = checkpoint.format != "keras_h5" or any(
-        "/vars/" in leaf.key for _, leaf in checkpoint.tree.tensors()
-    )
-    if graph is None and numbered:
-        options = replace(options, by_creation=True)
+    if like is None and not (checkpoint.format == "keras_h5" and checkpoint.details["layout"] == "h5"):
+        with contextlib.suppress(CkpttoolError):
+            options = replace(options, by_creation=read_graph(checkpoint) is None)
+    if options.by_creation:
         yield options
     if matching.accept_order:
         yield replace(options, accept_order=True)

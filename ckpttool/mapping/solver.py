@@ -119,7 +119,7 @@ def part_depth(part: str) -> int:
 # Words for the purpose of a layer; those on one line are synonyms. Two lines of one family exclude each
 # other: a value stream is not an advantage stream.
 _FAMILIES = (
-    (("q", "query"), ("k", "key"), ("value", "v", "val")),
+    (("q", "query", "wq"), ("k", "key", "wk"), ("value", "v", "val", "wv")),
     (("value", "v", "val"), ("advantage", "adv")),
     (
         ("mean", "mu", "means", "loc"),
@@ -136,7 +136,7 @@ _FAMILIES = (
 )
 # Common spelling of synonyms: that of the first family that contains the word.
 _SPELLINGS: dict[str, str] = {}
-for _same in (("o", "output", "out", "final"), *(same for family in _FAMILIES for same in family)):
+for _same in (("o", "output", "out", "final", "wo"), *(same for family in _FAMILIES for same in family)):
     for _word in _same:
         _SPELLINGS.setdefault(_word, _same[0])
 # Words for any layer or module, which do not distinguish them.
@@ -171,6 +171,7 @@ _GENERIC = frozenset(
         "norm",
     )
 )
+_SHORTEST = 3  # of abbreviated words
 _TOKEN = deferred.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -563,21 +564,15 @@ def solve(
         by_creation: layers that the target calls one after the other are matched in the order in which the
             source created its layers, if no other evidence decides.
     """
-    orders = _Orders(in_order, accept_order, by_creation)
-    return _Solver(sources, targets, orders).solved(pairs)
-
-
-class _Orders(NamedTuple):
-    """Which orders there are, and which may decide; see solve."""
-
-    in_order: bool
-    accepted: bool
-    by_creation: bool
+    return _Solver(sources, targets, in_order, accept_order, by_creation).solved(pairs)
 
 
 class _Solver:
     def __init__(
-        self, sources: Sequence[LayerCandidate], targets: Sequence[LayerCandidate], orders: _Orders
+        self,
+        sources: Sequence[LayerCandidate],
+        targets: Sequence[LayerCandidate],
+        *orders: bool,
     ) -> None:
         self.sources, self.targets = sources, targets
         self.in_order, self.accept_order, self.by_creation = orders
@@ -857,25 +852,22 @@ class _Solver:
         return []
 
     def _by_words(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
-        """Return groups of both sides with the same distinguishing words."""
-        source_words, target_words = [self._words(0, n) for n in having], [self._words(1, n) for n in wanting]
-        everywhere = frozenset.intersection(*source_words, *target_words)
-        common = frozenset[str]().union(*source_words) & frozenset[str]().union(*target_words) - everywhere
+        """Return groups of both sides with the same distinguishing words, also abbreviated ones."""
+        sides = {n: self._words(0, n) for n in having}, {n: self._words(1, n) for n in wanting}
+        mine, others = (frozenset[str]().union(*side.values()) for side in sides)
+        whole = _abbreviated(mine - others, others - mine)
+        sides = sides[0], {n: frozenset(whole.get(word, word) for word in own) for n, own in sides[1].items()}
+        # Words that only one side uses distinguish its layers too: `post_attention` is not `self_attention`.
+        alike = [frozenset.intersection(*side.values()) for side in sides]
+        common = mine & frozenset[str]().union(*sides[1].values()) - frozenset.intersection(*alike)
         if not common:
             return []
-        parts = _pair_by_marks(
-            {n: own & common for n, own in zip(having, source_words, strict=True)},
-            {n: own & common for n, own in zip(wanting, target_words, strict=True)},
-        )
-        # Words that only one side uses distinguish its layers too: `post_attention` is not `self_attention`.
-        alike = frozenset.intersection(*source_words), frozenset.intersection(*target_words)
-        return [part for part in parts if not all(map(self._other_words, (0, 1), part, (common,) * 2, alike))]
+        parts = _pair_by_marks(*({n: own & common for n, own in side.items()} for side in sides))
 
-    def _other_words(
-        self, side: int, numbers: list[int], common: frozenset[str], alike: frozenset[str]
-    ) -> bool:
-        """Return whether all of these layers have a word that no layer of the other side has."""
-        return bool(frozenset.intersection(*(self._words(side, n) for n in numbers)) - common - alike)
+        def has_others(side: int, part: list[int]) -> bool:
+            return bool(frozenset.intersection(*(sides[side][n] for n in part)) - common - alike[side])
+
+        return [part for part in parts if not all(map(has_others, (0, 1), part))]
 
     def _by_modules(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
         """Return groups of both sides in modules whose other layers were matched with each other."""
@@ -1176,9 +1168,9 @@ class _Solver:
             return True
         places = [(dict(self.sources[source].created), self.targets[target].call) for source, target in rows]
         for (own, call), (other, next_call) in permutations(places, 2):
-            if call.number >= 0 and next_call.after >> call.number & 1:
-                if any(other[order] < own[order] for order in own.keys() & other.keys()):
-                    return True
+            follows = call.number >= 0 and next_call.after >> call.number & 1
+            if follows and any(other[order] < own[order] for order in own.keys() & other.keys()):
+                return True
         return False
 
     def _follows(self, source: int, target: int, next_source: int, next_target: int) -> bool:
@@ -1449,6 +1441,18 @@ def _nesting_shape(counts: Sequence[Numbers]) -> object:
 
 def _is_grouped(nesting: object) -> bool:
     return not isinstance(nesting, int)
+
+
+def _abbreviated(mine: Iterable[str], others: Iterable[str]) -> dict[str, str]:
+    """Return the words of the other side with the only word that they abbreviate, or that abbreviates them."""
+    near = [
+        (one, other)
+        for one in mine
+        for other in others
+        if min(len(one), len(other)) >= _SHORTEST and (one.startswith(other) or other.startswith(one))
+    ]
+    counts = Counter(word for pair in near for word in pair)
+    return {other: one for one, other in near if counts[one] == counts[other] == 1}
 
 
 def _pair_by_marks(

@@ -894,7 +894,7 @@ def retnet():
             self.v_proj, self.g_proj = nn.Linear(d, 2 * d, bias=False), nn.Linear(d, 2 * d, bias=False)
             self.out_proj = nn.Linear(2 * d, d, bias=False)
             self.group_norm = nn.LayerNorm(d, eps=1e-6, elementwise_affine=False)
-            self.register_buffer("decay", torch.tensor(decay), persistent=False)
+            self.decay = torch.tensor(decay)
 
         def forward(self, x):
             b, t, d = x.shape
