@@ -1120,21 +1120,10 @@ class _Solver:
     def _by_created(self, having: list[int], wanting: list[int]) -> bool:
         """Match layers in the order of creation, which must be that of calls one after the other.
 
-        Numbers and words of names and layers matched by other evidence must not give another order. Modules
-        with other numbers of these layers are rows of their own.
+        Numbers and words of names and layers matched by other evidence must not give another order.
         """
-        parts = _by_size_of_modules(self.sources, having), _by_size_of_modules(self.targets, wanting)
-        if parts[0].keys() != parts[1].keys():
-            if all(sum(map(len, sizes.values())) not in sizes for sizes in parts):
-                return False
-            parts = {0: having}, {0: wanting}  # one side has all of them in one module
-        pairs: list[tuple[int, int]] = []
-        for size, mine in parts[0].items():
-            row = self._created_row(mine, parts[1][size])
-            if not row:
-                return False
-            pairs += row
-        if not self._agree_in_order(pairs) or self._matched_otherwise(pairs):
+        pairs = self._created_row(having, wanting)
+        if not pairs or not self._agree_in_order(pairs) or self._matched_otherwise(pairs):
             return False
         self.pairs += [LayerPair(source, target, "creation") for source, target in pairs]
         return True
@@ -1354,17 +1343,6 @@ def _creation_row(every: Sequence[LayerCandidate], some: Sequence[int]) -> list[
     return [*next(iter(rows))] if len(rows) == 1 else None
 
 
-def _by_size_of_modules(every: Sequence[LayerCandidate], some: Sequence[int]) -> dict[int, list[int]]:
-    """Return layers by how many of them their module contains, with the number of such modules."""
-    modules: dict[tuple[str, ...], list[int]] = {}
-    for n in some:
-        modules.setdefault(_parent_name(every[n], 1), []).append(n)
-    sizes: dict[int, list[int]] = {}
-    for layers in modules.values():
-        sizes.setdefault(len(layers), []).extend(layers)
-    return sizes
-
-
 def _is_numbered_after(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
     """Return whether only a larger number distinguishes the first steps in which two names differ."""
     steps = next(((a, b) for a, b in zip(one, other, strict=False) if a != b), None)
@@ -1444,12 +1422,17 @@ def _is_grouped(nesting: object) -> bool:
 
 
 def _abbreviated(mine: Iterable[str], others: Iterable[str]) -> dict[str, str]:
-    """Return the words of the other side with the only word that they abbreviate, or that abbreviates them."""
+    """Return the words of the other side that alone abbreviate a word, or are abbreviated, by that word.
+
+    A plural is none: it names a list, whose items may be in another order.
+    """
     near = [
         (one, other)
         for one in mine
         for other in others
-        if min(len(one), len(other)) >= _SHORTEST and (one.startswith(other) or other.startswith(one))
+        if min(len(one), len(other)) >= _SHORTEST
+        and (one.startswith(other) or other.startswith(one))
+        and one.rstrip("s") != other.rstrip("s")
     ]
     counts = Counter(word for pair in near for word in pair)
     return {other: one for one, other in near if counts[one] == counts[other] == 1}
