@@ -831,8 +831,8 @@ class ModelLoadResult:
     """Result of filling a model: `filled` of its tensors have the checkpoint's values, or would have.
 
     `matched` lists by layer its source and how it was found ("given", "name", "outputs", "words",
-    "numbers", "calls", "only fit", "order"), `report` the rule of every tensor, the model tensors that are
-    `missing`, the checkpoint tensors that are `unused`, and assumptions. `left_out` are those that fill
+    "numbers", "calls", "only fit", "creation", "order"), `report` the rule of every tensor, the model
+    tensors that are `missing`, the checkpoint tensors that are `unused`, and assumptions. `left_out` are those that fill
     nothing for a reason. `different` pairs belong together but do not fit; `ambiguous` ones have no evidence
     which is which. `cast` are tensors whose number type changes in the model. `loaded` is false for a
     dry run. The `ledger` lists what else in or beside the checkpoint may affect the model's outputs
