@@ -451,3 +451,98 @@ def test_modules_that_shapes_pair_are_not_exchanged_by_rows_of_numbers() -> None
     assert all(
         modules[target.split("/")[0]] == source.split("/")[0] for target, (source, _) in filled.items()
     )
+
+
+def created(*row: LayerCandidate, order: str = "file") -> list[LayerCandidate]:
+    """Return layers with the positions at which their program created them."""
+    return [one._replace(created=frozenset({(order, n)})) for n, one in enumerate(row)]
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "decided"),
+    [
+        ("inner outer", "x y", True),
+        ("b/inner b/outer c/inner c/outer", "x/a x/b y/a y/b", True),
+        ("head body", "x y", False),  # a head is not called first
+        ("inner outer", "in0 mid", True),
+        ("inner outer", "mid in0", False),
+        ("gate up", "up gate", False),  # the words of both sides
+        ("b/inner b/outer outer", "x/a y/a y/b", False),  # modules with other numbers of layers
+        ("fc2 fc1", "x y", False),  # numbers of the program
+    ],
+)
+def test_an_order_of_creation_decides_only_what_nothing_contradicts(
+    sources: str, targets: str, decided: bool
+) -> None:
+    having, wanting = created(*layers(*sources.split())), called(*layers(*targets.split()))
+    assert all(pair.by != "creation" for pair in solve(having, wanting).pairs)
+    solution = solve(having, wanting, by_creation=True)
+    in_order = [(n, n, "creation") for n in range(len(having))]
+    if decided:
+        assert [tuple(pair) for pair in solution.pairs] == in_order
+    else:
+        assert "creation" not in {pair.by for pair in solution.pairs}
+
+
+def test_an_order_of_creation_needs_one_call_after_the_other() -> None:
+    having = created(*layers("value", "advantage"))
+    assert solve(having, called(*layers("x", "y"), chain=False), by_creation=True).pairs == ()
+    # Keras counts the layers of each class.
+    counted = created(*layers("first", "second"), order="dense")
+    sources = [*counted[:1], counted[1]._replace(created=frozenset({("conv2d", 1)}))]
+    assert solve(sources, called(*layers("x", "y")), by_creation=True).pairs == ()
+    assert len(solve(counted, called(*layers("x", "y")), by_creation=True).pairs) == 2
+
+
+def test_matched_layers_that_were_created_otherwise_contradict_an_order() -> None:
+    # U-Net: one side numbers the upsampling layers from the inside, the other one from the outside.
+    names = ["inc", "down", "up1:up", "conv_a", "up2:up", "conv_b"]
+    targets = called(*layers("enc1", "enc2", "up2:up", "dec2", "up1:up", "dec1"))
+    solution = solve(created(*layers(*names)), targets, by_creation=True)
+    assert {pair.by for pair in solution.pairs} == {"name"}
+    named = [one._replace(name=(f"layer_{letter}",)) for one, letter in zip(targets, "uvwxyz", strict=True)]
+    solution = solve(created(*layers(*names)), named, by_creation=True)
+    assert [pair.source for pair in solution.pairs] == list(range(6))
+
+
+def test_tensors_of_a_class_that_creates_the_same_shapes_in_the_same_order() -> None:
+    def lone(*texts: str) -> list[LayerCandidate]:
+        return created(*(one._replace(lone=True) for one in layers(*texts)))
+
+    for shapes, decided in (("v v", True), ("v m v", False)):
+        sources = lone(*(f"grn/vars/{n}:{shape}" for n, shape in enumerate(shapes.split())))
+        targets = lone(*(f"norm/{name}:{shape}" for name, shape in zip("ab", "vv", strict=True)))
+        solution = solve(sources, targets, by_creation=True)
+        assert [(pair.source, pair.target) for pair in solution.pairs] == (
+            [(0, 0), (1, 1)] if decided else []
+        )
+
+
+def test_words_do_not_take_a_layer_out_of_the_module_of_its_siblings() -> None:
+    # `hyper` is the class of a mixing network's modules in Keras, and a word of one layer in PyTorch.
+    sources = layers("hyper/hidden", "hyper/out:w", "hyper_1/hidden", "hyper_1/out:v", "bias_first")
+    targets = layers("hyper_w/0", "hyper_w/2:w", "hyper_b", "V/0", "V/2:v")
+    solution = solve(sources, targets)
+    assert pairs(sources, targets, solution) == {
+        "hyper_w/0": ("hyper/hidden", "only fit"),
+        "hyper_w/2": ("hyper/out", "only fit"),
+        "hyper_b": ("bias_first", "only fit"),
+        "V/0": ("hyper_1/hidden", "only fit"),
+        "V/2": ("hyper_1/out", "only fit"),
+    }
+    assert [sources[pair.source].title for pair in solution.inner] == ["hyper_1/hidden"]
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "expected"),
+    [
+        ("dynamics/0 reward/0", "rew_a dyn_a", ["reward/0", "dynamics/0"]),
+        ("wq wk wv wo", "out_proj v_proj k_proj q_proj", ["wo", "wv", "wk", "wq"]),
+        ("pos_a norm_a", "position_b posterior_b", []),  # of which word it is short is open
+        ("downs/0 ups/0", "up down", []),
+    ],
+)
+def test_abbreviated_words_are_words(sources: str, targets: str, expected: list[str]) -> None:
+    matched = solved(layers(*sources.split()), layers(*targets.split()))
+    assert [name for name, by in matched.values()] == expected
+    assert {by for _, by in matched.values()} <= {"words", "only fit"}

@@ -840,8 +840,8 @@ class ModelLoadResult:
     """Result of filling a model: `filled` of its tensors have the checkpoint's values, or would have.
 
     `matched` lists by layer its source and how it was found ("given", "name", "outputs", "words",
-    "numbers", "calls", "only fit", "order"), `report` the rule of every tensor, the model tensors that are
-    `missing`, the checkpoint tensors that are `unused`, and assumptions. `left_out` are those that fill
+    "numbers", "calls", "only fit", "creation", "order"), `report` the rule of every tensor, the model
+    tensors that are `missing`, the checkpoint tensors that are `unused`, and assumptions. `left_out` are those that fill
     nothing for a reason. `different` pairs belong together but do not fit; `ambiguous` ones have no evidence
     which is which. `cast` are tensors whose number type changes in the model. `loaded` is false for a
     dry run. The `ledger` lists what else in or beside the checkpoint may affect the model's outputs
@@ -1252,9 +1252,7 @@ def plan_fill(
     spare: tuple[str, ...] = ()
     try:
         source = TrialSource(checkpoint, inputs.framework, inputs.model_spec(like_source), part)
-        # An accepted order decides only what outputs do not.
-        for chosen in dict.fromkeys((False, matching.accept_order)):
-            options = replace(matching, accept_order=chosen)
+        for options in _with_orders(matching, checkpoint, like_source):
             filling = _fill_without(inputs, skeleton, options, patterns)
             if not filling.misfits:
                 filling, spare = _decide_by_outputs(target, source, inputs, skeleton, options, filling)
@@ -1268,6 +1266,22 @@ def plan_fill(
     filling = replace(filling, unfilled=(*filling.unfilled, *alone))
     report = build_fill_report(inputs.ready, skeleton, filling)
     return ModelFillPlan(target.title, inputs, skeleton, filling, report, spare=spare)
+
+
+def _with_orders(matching: MatchOptions, checkpoint: Checkpoint, like: object) -> Iterator[MatchOptions]:
+    """Yield the options without orders, then with those of creation and of storage, which decide last.
+
+    That of creation is assumed if the source has no computation, and is no legacy `.h5`, which only counts.
+    """
+    options = replace(matching, accept_order=False)
+    yield options
+    if like is None and not (checkpoint.format == "keras_h5" and checkpoint.details["layout"] == "h5"):
+        with contextlib.suppress(CkpttoolError):
+            options = replace(options, by_creation=read_graph(checkpoint) is None)
+    if options.by_creation:
+        yield options
+    if matching.accept_order:
+        yield replace(options, accept_order=True)
 
 
 def _decide_by_outputs(

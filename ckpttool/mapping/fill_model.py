@@ -53,6 +53,7 @@ from ckpttool.mapping.layers import (
 from ckpttool.mapping.rules import KEEP, Cast, Move, Permute, Plan, Reshape, Rule, apply_plan, chain_rules
 from ckpttool.mapping.solver import (
     BIAS,
+    FILE,
     PLACE,
     Ambiguity,
     By,
@@ -64,6 +65,7 @@ from ckpttool.mapping.solver import (
     Signature,
     Solution,
     add_call_places,
+    count_of_class,
     is_framework_counter,
     name_numbers,
     name_stem,
@@ -143,6 +145,7 @@ def build_side(tree: Tree, layers: tuple[Layer, ...], *, in_order: bool = True) 
             _call_place(tree, layer),
             settings=_comparable_settings(layer),
             listed=_is_saved_by_place(tree, layer, keys),
+            created=_creation_places(tree, next(iter(layer.tensors.values())), number if in_order else -1),
         )
         for number, layer in enumerate(layers)
     ]
@@ -152,7 +155,10 @@ def build_side(tree: Tree, layers: tuple[Layer, ...], *, in_order: bool = True) 
         name = tuple(tree.names[path].split("/"))
         use = leaf.use if isinstance(leaf, Leaf) else None
         call = NO_CALL if use is None else use.call
-        candidates.append(LayerCandidate(name, frozenset({(BARE, shape)}), call=call, lone=True))
+        created = _creation_places(tree, path, len(candidates) if in_order else -1)
+        candidates.append(
+            LayerCandidate(name, frozenset({(BARE, shape)}), call=call, lone=True, created=created)
+        )
     return MatchSide(tree, layers, bare, tuple(candidates))
 
 
@@ -195,6 +201,23 @@ def _is_saved_by_place(tree: Tree, layer: Layer, keys: Sequence[str]) -> bool:
         if model != outer and any(k.startswith(model) and not k.startswith(outer) for k in keys):
             return False
     return all("/vars/" in key for key in own)
+
+
+def _creation_places(tree: Tree, path: Path, number: int) -> frozenset[tuple[object, Any]]:
+    """Return the positions of a layer's tensor in orders of creation: `number`, if not negative.
+
+    A `.weights.h5` of Keras numbers the items of lists and the tensors of a layer; the own name of a layer
+    that its program did not name is its class with the number of its creation, whatever attribute has it
+    (keras/src/backend/common/name_scope.py, auto_name).
+    """
+    leaf, layer = tree[path], tree.containers.get(path[:-1])
+    if not isinstance(leaf, Leaf) or "/vars/" not in leaf.key:
+        return frozenset({(FILE, number)} if number >= 0 else ())
+    steps = tuple(leaf.key.split("/"))
+    own = layer.state.get("layer") if layer is not None and isinstance(layer.state, Mapping) else None
+    counted = count_of_class(own) if isinstance(own, str) else None
+    places = {(name_stem(steps), name_numbers(steps))} | ({counted} if counted is not None else set())
+    return frozenset(places)
 
 
 def _class_ranks(tree: Tree, layers: tuple[Layer, ...]) -> dict[int, int]:
@@ -357,6 +380,7 @@ class MatchOptions:
         rules: the user's own rules, which take precedence.
         strict: raise MappingError for the first layer that does not fit; otherwise add it to the misfits.
         accept_order: pair layers by order if no other evidence decides (see solver.solve).
+        by_creation: assume the order of creation if no other evidence decides (see solver.solve).
         cast: round numbers to the types of the model.
         decided: pairs of layers that the outputs of both models decided (see conversion/filling_by_outputs).
         part_orders: orders of parts that the outputs of both models decided.
@@ -367,6 +391,7 @@ class MatchOptions:
     rules: RuleFile | None = None
     strict: bool = True
     accept_order: bool = False
+    by_creation: bool = False
     cast: bool = False
     decided: Sequence[tuple[str, str]] = ()
     part_orders: Sequence[tuple[AssumedParts, tuple[int, ...]]] = ()
@@ -395,6 +420,7 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
         in_order=source.in_order,
         pairs=(*options.pairs, *options.decided),
         accept_order=options.accept_order,
+        by_creation=options.by_creation,
     )
     solution = solution._replace(
         pairs=tuple(p for p in solution.pairs if not _by_length(p, source_side, target_side))
@@ -976,12 +1002,14 @@ def _checked_values(tree: Tree, skeleton: Skeleton, moves: Sequence[Move]) -> di
 
 def _describe_assumptions(source: MatchSide, target: MatchSide, solution: Solution) -> Iterator[str]:
     """Yield a sentence for pairs based on order, and for those based on a framework's numbering."""
-    accepted = [pair for pair in solution.pairs if pair.by == "order"]
+    orders = {by: [pair for pair in solution.pairs if pair.by == by] for by in ("order", "creation")}
     for reason, pairs in (
-        ("order", accepted),
+        ("order", orders["order"]),
+        ("created in the order of the model's calls (for others: --match SOURCE=TARGET)", orders["creation"]),
         ("numbers follow the order of calls", solution.counted),
         ("numbers count the same layers on both sides", solution.numbered),
         ("paired by the order of calls, not by name", solution.renamed),
+        ("paired as their modules, not by words of their names", solution.inner),
         ("batch norms are paired as the layers of which they have the name or the place", solution.normed),
     ):
         if pairs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any, Literal
 
 from ckpttool.core import deferred
@@ -77,6 +77,12 @@ def is_framework_counter(step: str) -> bool:
     return parse_name_step(step).text is None and not step.isdecimal()
 
 
+def count_of_class(name: str) -> tuple[str, int] | None:
+    """Return Keras's class and count in a name that its program did not choose (`dense_7`), else None."""
+    counted = _AUTO.fullmatch(name)
+    return None if counted is None else (counted[1], int(counted[2] or 0))
+
+
 def name_numbers(name: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
     """Return the numbers of every step of a name; of two directions, forward is first.
 
@@ -113,7 +119,7 @@ def part_depth(part: str) -> int:
 # Words for the purpose of a layer; those on one line are synonyms. Two lines of one family exclude each
 # other: a value stream is not an advantage stream.
 _FAMILIES = (
-    (("q", "query"), ("k", "key"), ("value", "v", "val")),
+    (("q", "query", "wq"), ("k", "key", "wk"), ("value", "v", "val", "wv")),
     (("value", "v", "val"), ("advantage", "adv")),
     (
         ("mean", "mu", "means", "loc"),
@@ -130,7 +136,7 @@ _FAMILIES = (
 )
 # Common spelling of synonyms: that of the first family that contains the word.
 _SPELLINGS: dict[str, str] = {}
-for _same in (("o", "output", "out", "final"), *(same for family in _FAMILIES for same in family)):
+for _same in (("o", "output", "out", "final", "wo"), *(same for family in _FAMILIES for same in family)):
     for _word in _same:
         _SPELLINGS.setdefault(_word, _same[0])
 # Words for any layer or module, which do not distinguish them.
@@ -165,6 +171,7 @@ _GENERIC = frozenset(
         "norm",
     )
 )
+_SHORTEST = 3  # of abbreviated words
 _TOKEN = deferred.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -238,7 +245,8 @@ class LayerCandidate(NamedTuple):
     none. `call` is its place among the calls of its model. `settings` distinguish layers of
     the same kind and shape, by name and value. `listed` means that a number in its name follows a
     list of its model or the calls of its graph, not the order in which its program created layers.
-    `lone` is a tensor outside of layers.
+    `lone` is a tensor outside of layers. `created` are positions in orders of creation, each comparable with
+    those of the same order only.
     """
 
     name: tuple[str, ...]
@@ -249,6 +257,7 @@ class LayerCandidate(NamedTuple):
     settings: frozenset[tuple[str, object]] = frozenset()
     listed: bool = False
     lone: bool = False
+    created: frozenset[tuple[object, Any]] = frozenset()
 
     @property
     def title(self) -> str:
@@ -424,6 +433,8 @@ def _add_places(
 
 
 PLACE = "position in the order of calls"
+# The order of creation that the source itself has.
+FILE = "file"
 # Whether a layer has a bias: one of equal shape without it cannot take its numbers.
 BIAS = "bias"
 _ROUNDS = 8
@@ -466,7 +477,7 @@ def _refine_marks(
     }
 
 
-By = Literal["given", "name", "outputs", "words", "numbers", "calls", "only fit", "order"]
+By = Literal["given", "name", "outputs", "words", "numbers", "calls", "only fit", "creation", "order"]
 # Confidence in a match, in words.
 CONFIDENCE: dict[By, str] = {
     "given": "given",
@@ -476,6 +487,7 @@ CONFIDENCE: dict[By, str] = {
     "numbers": "medium",
     "calls": "medium",
     "only fit": "medium",
+    "creation": "low",
     "order": "low",
 }
 Ordered = Literal["calls", "numbers"]
@@ -512,7 +524,8 @@ class Solution(NamedTuple):
 
     `counted` are pairs in which one side's numbers are the framework's count, `numbered` those with
     numbers chosen by both programs, in names that differ, `renamed` those whose names belong to other
-    layers, `normed` batch norms of matched layers.
+    layers, `normed` batch norms of matched layers, `inner` those that belong to the modules of their other
+    layers although words of their names are elsewhere.
     """
 
     pairs: tuple[LayerPair, ...]
@@ -522,6 +535,7 @@ class Solution(NamedTuple):
     numbered: tuple[LayerPair, ...] = ()
     renamed: tuple[LayerPair, ...] = ()
     normed: tuple[LayerPair, ...] = ()
+    inner: tuple[LayerPair, ...] = ()
 
 
 def solve(
@@ -531,6 +545,7 @@ def solve(
     in_order: bool = True,
     pairs: Sequence[tuple[str, str]] = (),
     accept_order: bool = False,
+    by_creation: bool = False,
 ) -> Solution:
     """Return the source for each target; raise UsageError for a name in `pairs` that does not exist.
 
@@ -546,8 +561,10 @@ def solve(
             an order.
         pairs: pairs of source and target names of modules or layers.
         accept_order: the order decides if no other evidence does.
+        by_creation: layers that the target calls one after the other are matched in the order in which the
+            source created its layers, if no other evidence decides.
     """
-    return _Solver(sources, targets, in_order=in_order, accept_order=accept_order).solved(pairs)
+    return _Solver(sources, targets, in_order, accept_order, by_creation).solved(pairs)
 
 
 class _Solver:
@@ -555,12 +572,10 @@ class _Solver:
         self,
         sources: Sequence[LayerCandidate],
         targets: Sequence[LayerCandidate],
-        *,
-        in_order: bool,
-        accept_order: bool,
+        *orders: bool,
     ) -> None:
         self.sources, self.targets = sources, targets
-        self.in_order, self.accept_order = in_order, accept_order
+        self.in_order, self.accept_order, self.by_creation = orders
         self.pairs: list[LayerPair] = []
         self.ambiguous: list[AmbiguousGroup] = []
         self.misfits: list[LayerPair] = []
@@ -572,6 +587,7 @@ class _Solver:
             None,
         )
         self._crossed: set[int] = set()
+        self._inner: set[int] = set()
         self._tokens: tuple[dict[int, frozenset[str]], dict[int, frozenset[str]]] = ({}, {})
         self._attends: bool | None = None
         # By height above the layers: modules of one side, and the other side's modules that contain the
@@ -607,6 +623,7 @@ class _Solver:
             tuple(sorted(self.numbered, key=lambda pair: pair.target)),
             tuple(pair for pair in self.pairs if pair.target in self._crossed and pair.by != "given"),
             tuple(sorted(self.normed, key=lambda pair: pair.target)),
+            tuple(pair for pair in self.pairs if pair.source in self._inner and pair.by == "only fit"),
         )
 
     def _stated(self, sources: list[int], targets: list[int]) -> None:
@@ -617,7 +634,8 @@ class _Solver:
         before = len(self.pairs)
         self._close(*self._scope(build_scope(self.sources, sources), build_scope(self.targets, targets)))
         self.pairs[before:] = [
-            pair if pair.by == "order" else pair._replace(by="given") for pair in self.pairs[before:]
+            pair if CONFIDENCE[pair.by] == "low" else pair._replace(by="given")
+            for pair in self.pairs[before:]
         ]
 
     def _fits(self, source: int, target: int) -> bool:
@@ -765,7 +783,10 @@ class _Solver:
             count = len(self.pairs)
             for source_part, target_part in parts:
                 if len(source_part) == len(target_part) == 1:
-                    self._pair(source_part[0], target_part[0], by)
+                    if by == "words" and self._leaves_module(source_part[0], target_part[0], wanting):
+                        self._inner.add(source_part[0])
+                    else:
+                        self._pair(source_part[0], target_part[0], by)
                 elif len(source_part) < len(having) or len(target_part) < len(wanting):
                     self._resolve(source_part, target_part, by_row=by_row)
             if len(self.pairs) > count:
@@ -840,25 +861,22 @@ class _Solver:
         return []
 
     def _by_words(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
-        """Return groups of both sides with the same distinguishing words."""
-        source_words, target_words = [self._words(0, n) for n in having], [self._words(1, n) for n in wanting]
-        everywhere = frozenset.intersection(*source_words, *target_words)
-        common = frozenset[str]().union(*source_words) & frozenset[str]().union(*target_words) - everywhere
+        """Return groups of both sides with the same distinguishing words, also abbreviated ones."""
+        sides = {n: self._words(0, n) for n in having}, {n: self._words(1, n) for n in wanting}
+        mine, others = (frozenset[str]().union(*side.values()) for side in sides)
+        whole = _abbreviated(mine - others, others - mine)
+        sides = sides[0], {n: frozenset(whole.get(word, word) for word in own) for n, own in sides[1].items()}
+        # Words that only one side uses distinguish its layers too: `post_attention` is not `self_attention`.
+        alike = [frozenset.intersection(*side.values()) for side in sides]
+        common = mine & frozenset[str]().union(*sides[1].values()) - frozenset.intersection(*alike)
         if not common:
             return []
-        parts = _pair_by_marks(
-            {n: own & common for n, own in zip(having, source_words, strict=True)},
-            {n: own & common for n, own in zip(wanting, target_words, strict=True)},
-        )
-        # Words that only one side uses distinguish its layers too: `post_attention` is not `self_attention`.
-        alike = frozenset.intersection(*source_words), frozenset.intersection(*target_words)
-        return [part for part in parts if not all(map(self._other_words, (0, 1), part, (common,) * 2, alike))]
+        parts = _pair_by_marks(*({n: own & common for n, own in side.items()} for side in sides))
 
-    def _other_words(
-        self, side: int, numbers: list[int], common: frozenset[str], alike: frozenset[str]
-    ) -> bool:
-        """Return whether all of these layers have a word that no layer of the other side has."""
-        return bool(frozenset.intersection(*(self._words(side, n) for n in numbers)) - common - alike)
+        def has_others(side: int, part: list[int]) -> bool:
+            return bool(frozenset.intersection(*(sides[side][n] for n in part)) - common - alike[side])
+
+        return [part for part in parts if not all(map(has_others, (0, 1), part))]
 
     def _by_modules(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
         """Return groups of both sides in modules whose other layers were matched with each other."""
@@ -877,6 +895,21 @@ class _Solver:
             if any(len(a) < len(having) or len(b) < len(wanting) for a, b in parts):
                 return parts
         return []
+
+    def _leaves_module(self, source: int, target: int, wanting: list[int]) -> bool:
+        """Return whether another of these targets is in the module that contains the source's siblings."""
+        self._link()
+        links, back = self._links[0]
+        module = _parent_name(self.sources[source], 1)
+        partners = links.get(module, set())
+        parents = {n: _parent_name(self.targets[n], 1) for n in wanting}
+        return (
+            bool(module)
+            and len(partners) == 1
+            and all(len(back[partner]) == 1 for partner in partners)
+            and parents[target] not in partners
+            and not partners.isdisjoint(parents.values())
+        )
 
     def _link(self) -> None:
         """Record the modules connected by the pairs found since the last call."""
@@ -1093,8 +1126,99 @@ class _Solver:
             having = sorted(having, key=lambda n: name_numbers(self.sources[n].name))
         return having, wanting
 
+    def _by_created(self, having: list[int], wanting: list[int]) -> bool:
+        """Match layers in the order of creation, which must be that of calls one after the other.
+
+        Numbers and words of names and layers matched by other evidence must not give another order.
+        """
+        pairs = self._created_row(having, wanting)
+        if not pairs or not self._agree_in_order(pairs) or self._matched_otherwise(pairs):
+            return False
+        self.pairs += [LayerPair(source, target, "creation") for source, target in pairs]
+        return True
+
+    def _created_row(self, having: list[int], wanting: list[int]) -> list[tuple[int, int]]:
+        """Return the pairs of one row of layers, [] if it has no order or its names have another one."""
+        row = _creation_row(self.sources, having)
+        targets = sorted(wanting, key=lambda n: self.targets[n].call.number)
+        if row is None or len(row) != len(targets):
+            return []
+        if self._differ_unseen(row, targets) and not _is_chain([self.targets[n] for n in targets]):
+            return []
+        for every, ordered in ((self.sources, row), (self.targets, targets)):
+            numbered = _build_row(every, ordered) if len(ordered) > 1 else None
+            otherwise = numbered is not None and not numbered.by_construction and numbered.layers != ordered
+            if otherwise or _ends_first(every, ordered):
+                return []
+        pairs = list(zip(row, targets, strict=True))
+        return pairs if all(self._follows(*one, *other) for one, other in pairwise(pairs)) else []
+
+    def _matched_otherwise(self, pairs: Sequence[tuple[int, int]]) -> bool:
+        """Return whether these, with the layers beside them that are matched, were created in another order.
+
+        A program creates modules and the layers beside them in any order: all layers must agree then.
+        """
+        nested = len({len(self.sources[source].name) for source, _ in pairs}) > 1
+        parents = {_parent_name(self.sources[source], 1) for source, _ in pairs}
+        matched = ((pair.source, pair.target) for pair in self.pairs)
+        rows = [*pairs, *(p for p in matched if nested or _parent_name(self.sources[p[0]], 1) in parents)]
+        if len(rows) > _MOST_PLACED:
+            return True
+        places = [(dict(self.sources[source].created), self.targets[target].call) for source, target in rows]
+        for (own, call), (other, next_call) in permutations(places, 2):
+            follows = call.number >= 0 and next_call.after >> call.number & 1
+            if follows and any(other[order] < own[order] for order in own.keys() & other.keys()):
+                return True
+        return False
+
+    def _follows(self, source: int, target: int, next_source: int, next_target: int) -> bool:
+        """Return whether a pair follows another one: by calls, by numbers of both sides, in one own class."""
+        one, other = self.targets[target].call, self.targets[next_target].call
+        if one.number >= 0 and other.after >> one.number & 1:
+            return True
+        sides = (self.sources, source, next_source), (self.targets, target, next_target)
+        if all(_is_numbered_after(every[n].name, every[after].name) for every, n, after in sides):
+            return True
+        # Keras numbers the tensors of a program's own class: both classes create the same shapes in turn.
+        if any(self.sources[n].name[-2:-1] != ("vars",) for n in (source, next_source)):
+            return False
+        rows = [_tensors_beside(every, n) for every, n, after in sides]
+        inside = all(n in row and after in row for row, (_, n, after) in zip(rows, sides, strict=True))
+        return inside and len(rows[0]) == len(rows[1]) and all(map(self._fits, *rows))
+
+    def _agree_in_order(self, pairs: Sequence[tuple[int, int]]) -> bool:
+        """Return whether nothing else speaks against the pairs: words, settings, places, modules."""
+        words = [
+            tuple(frozenset(word.rstrip("s") for word in side) for side in both)
+            for both in ((self._words(0, source), self._words(1, target)) for source, target in pairs)
+        ]
+        everywhere = frozenset.intersection(*(word for both in words for word in both))
+        mine, others = (frozenset[str]().union(*side) for side in zip(*words, strict=True))
+        common = mine & others - everywhere
+        parents = [
+            (_parent_name(self.sources[source], 1), _parent_name(self.targets[target], 1))
+            for source, target in pairs
+        ]
+        counts = [len(set(side)) for side in zip(*parents, strict=True)]
+        return (
+            all(one & common == other & common for one, other in words)
+            and (min(counts) == 1 or len(set(parents)) == counts[0] == counts[1])
+            and not any(
+                self._contradict(self._words(0, source), self._words(1, target))
+                or self._is_elsewhere(source, target)
+                or self._states_other(source, target)
+                or _settings_differ(self.sources[source], self.targets[target])
+                for source, target in pairs
+            )
+        )
+
     def _close(self, sources: list[int], targets: list[int]) -> None:
         """Record the ambiguous layers in the rest of a scope."""
+        while self.by_creation and any(self._by_created(*group) for group in self._groups(sources, targets)):
+            known = {p.source for p in self.pairs}, {p.target for p in self.pairs}
+            sources, targets = self._settled(
+                [n for n in sources if n not in known[0]], [n for n in targets if n not in known[1]]
+            )
         closest: set[int] = set()
         for having, wanting in self._groups(sources, targets):
             if not closest.issuperset(wanting):
@@ -1198,6 +1322,52 @@ def _build_row(every: Sequence[LayerCandidate], some: Sequence[int]) -> _LayerRo
     return _LayerRow(ordered, [steps[n] for n in ordered], rows, varying, listed, by_construction, placed)
 
 
+# Words for the first and the last of a row of layers.
+_ENDS = frozenset(("input", "inp", "in")), frozenset(("o", "head", "logits"))
+
+
+def _ends_first(every: Sequence[LayerCandidate], row: Sequence[int]) -> bool:
+    """Return whether names say that another layer than the first, or the last, is it."""
+    words = [name_tokens(every[n].name) for n in row]
+    return any(not _ENDS[0].isdisjoint(own) for own in words[1:]) or any(
+        not _ENDS[1].isdisjoint(own) for own in words[:-1]
+    )
+
+
+def _tensors_beside(every: Sequence[LayerCandidate], number: int) -> list[int]:
+    """Return the tensors outside of layers in the module of one of them, in their order."""
+    module = _parent_name(every[number], 1)
+    row = [n for n, one in enumerate(every) if one.lone and _parent_name(one, 1) == module]
+    return _creation_row(every, row) or row
+
+
+def _creation_row(every: Sequence[LayerCandidate], some: Sequence[int]) -> list[int] | None:
+    """Return layers in the order in which their program created them, None if it is unknown."""
+    orders = {n: dict(every[n].created) for n in some}
+    rows = {
+        tuple(n for _, n in sorted((own[order], n) for n, own in orders.items()))
+        for order in set.intersection(*map(set, orders.values()))
+        if len({own[order] for own in orders.values()}) == len(some)
+    }
+    return [*next(iter(rows))] if len(rows) == 1 else None
+
+
+def _is_numbered_after(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Return whether only a larger number distinguishes the first steps in which two names differ."""
+    steps = next(((a, b) for a, b in zip(one, other, strict=False) if a != b), None)
+    if steps is None or name_stem(steps[:1]) != name_stem(steps[1:]):
+        return False
+    if any(map(_NETWORK.fullmatch, steps)):
+        return False  # the order of construction of siblings
+    before, after = (name_numbers((step,)) for step in steps)
+    return before < after
+
+
+def _settings_differ(one: LayerCandidate, other: LayerCandidate) -> bool:
+    mine, others = dict(one.settings), dict(other.settings)
+    return any(mine[name] != others[name] for name in mine.keys() & others.keys())
+
+
 _NO_LAYER = (-1, False)
 # What names add for a norm, and for the layer itself: `bn_Conv1`, `block1a_bn` of `block1a_dwconv`.
 _KIND_OF_LAYER = deferred.compile(
@@ -1258,6 +1428,23 @@ def _nesting_shape(counts: Sequence[Numbers]) -> object:
 
 def _is_grouped(nesting: object) -> bool:
     return not isinstance(nesting, int)
+
+
+def _abbreviated(mine: Iterable[str], others: Iterable[str]) -> dict[str, str]:
+    """Return the words of the other side that alone abbreviate a word, or are abbreviated, by that word.
+
+    A plural is none: it names a list, whose items may be in another order.
+    """
+    near = [
+        (one, other)
+        for one in mine
+        for other in others
+        if min(len(one), len(other)) >= _SHORTEST
+        and (one.startswith(other) or other.startswith(one))
+        and one.rstrip("s") != other.rstrip("s")
+    ]
+    counts = Counter(word for pair in near for word in pair)
+    return {other: one for one, other in near if counts[one] == counts[other] == 1}
 
 
 def _pair_by_marks(

@@ -22,8 +22,9 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ RESULTS = Path(__file__).with_name("twins.tsv")
 # Blocks with square matrices on purpose, and whole architectures with the shapes that they usually have.
 SQUARE = ("twins_dense", "twins_images", "twins_attention")
 USUAL = ("twins_agents", "twins_vision", "twins_language", "twins_queries")
+# Whole architectures, written before ckpttool first converted them; the record has their first states.
+UNSEEN = ("twins_recent", "twins_control")
+UNSEEN_RESULTS = Path(__file__).with_name("twins_unseen.tsv")
 # Models of keras.applications and torchvision, and of Transformers.
 PUBLISHED = ("twins_published",)
 LIBRARIES = {"application_": "keras.applications and torchvision", "transformers_": "Transformers"}
@@ -47,6 +51,7 @@ TORCH = ("pt", "safetensors", "whole", "script", "onnx")
 FORMS = {
     SQUARE: tuple(form for form in (*KERAS, *TORCH) if form not in ("saved_model", "onnx")),
     USUAL: ("keras", "saved_model", "weights", "script", "onnx", "pt"),
+    UNSEEN: ("keras", "saved_model", "weights", "script", "onnx", "pt"),
 }
 RECORDING = ("keras", "saved_model", "script", "onnx")
 # Of the outputs' size. Inputs of a thousandth are divided by a norm's deviation, and rounding with them.
@@ -90,18 +95,32 @@ class Twins:
         """The forms that are recorded of it."""
         if self.own_forms:
             return self.own_forms
-        family = self.make.__module__.rpartition(".")[2]
-        return next(forms for families, forms in FORMS.items() if family in families)
+        return next(forms for families, forms in FORMS.items() if self.family in families)
+
+    @property
+    def family(self) -> str:
+        """The module that registers the pair."""
+        return self.make.__module__.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One filling: the pair, the form of the source, its state, and what was assumed or refused."""
+    """One filling: the pair, the form of the source, its state, and what was assumed or refused.
+
+    `first` is the state of an unseen pair at its first filling.
+    """
 
     pair: str
     source: str
     state: str
     sentence: str = ""
+    first: str = ""
+
+    @property
+    def row(self) -> str:
+        """The line of a record."""
+        fields = (self.pair, self.source, self.state, self.sentence.replace("\t", " "), self.first)
+        return "\t".join(fields if self.first else fields[:-1])
 
 
 PAIRS: dict[str, Twins] = {}
@@ -121,7 +140,7 @@ def pair(name: str, *inputs: Spec, out: str = "v", expect: str = "right") -> Cal
 
 def load_families(*, published: bool = False) -> None:
     """Import the modules that register the pairs."""
-    for name in (*SQUARE, *USUAL, *(PUBLISHED if published else ())):
+    for name in (*SQUARE, *USUAL, *UNSEEN, *(PUBLISHED if published else ())):
         importlib.import_module(f"tests.model_pairs.{name}")
 
 
@@ -465,9 +484,9 @@ def _set_epsilon(model: Any, title: str, value: float) -> None:
             layer.epsilon = value
 
 
-def recorded() -> list[Cell]:
+def recorded(file: Path = RESULTS) -> list[Cell]:
     """Return the recorded states."""
-    lines = RESULTS.read_text(encoding="utf-8").splitlines()
+    lines = file.read_text(encoding="utf-8").splitlines()
     return [Cell(*line.split("\t")) for line in lines]
 
 
@@ -496,6 +515,14 @@ models, recommenders. Hints of refusals were not tried. `.keras` files of custom
 computation; beside the other recorded computations, outputs decide what names and shapes leave open.
 *Corrected* are joined parts and halves in another order: right with the option in the line that names the
 layer, such as `--flatten 'joint=parts:2,1'`.
+
+"""
+_UNSEEN_PAGE = """
+### Unseen architectures
+
+{pairs} more networks, written and not changed before ckpttool first converted them; members, names and
+nesting differ. *At first* is the share that was right (also assumed) at the first conversion of a network.
+Hints were not tried.
 
 """
 _PUBLISHED_PAGE = """
@@ -559,7 +586,26 @@ def page() -> str:
     text += _table(others, ("right", "assumed", "corrected", "refused"), rows)
     if wrong := _wrong_fillings(others):
         text += f"\nWrong with a sentence that names the layer: {wrong}.\n"
+    text += _unseen(recorded(UNSEEN_RESULTS))
     return text + _published([cell for cell in every if cell not in cells])
+
+
+def _unseen(cells: Sequence[Cell]) -> str:
+    """Return the table of the unseen pairs, with their first states."""
+    rows: list[tuple[str, Sequence[str]]] = [(title, (form,)) for form, title in FORM_TITLES.items()]
+    rows += [("whose files all record it", RECORDING[1:]), ("all", FORMS[UNSEEN])]
+    text = _UNSEEN_PAGE.format(pairs=len({cell.pair for cell in cells}))
+    text += "| forms | at first | right | assumed | refused | wrong: at first, with, silent | right share |\n"
+    text += f"|---|{'---:|' * 6}\n"
+    for title, forms in rows:
+        some = [cell for cell in cells if cell.source in forms]
+        states = Counter(cell.state for cell in some)
+        first = Counter(cell.first for cell in some)
+        wrong = first["WRONG"] + first["WRONG ASSUMED"], states["WRONG ASSUMED"], states["WRONG"]
+        text += f"| {title} | {(first['right'] + first['assumed']) / len(some):.0%} | {states['right']} "
+        text += f"| {states['assumed']} | {states['refused']} | {', '.join(map(str, wrong))} "
+        text += f"| {(states['right'] + states['assumed']) / len(some):.0%} |\n"
+    return text
 
 
 def _published(cells: Sequence[Cell]) -> str:
@@ -593,6 +639,9 @@ def main() -> None:
     parser.add_argument("--sources", default="", help="forms; without it those of the family")
     parser.add_argument("--usual", action="store_true", help="only pairs with usual shapes")
     parser.add_argument("--published", action="store_true", help="only models of other libraries")
+    parser.add_argument(
+        "--unseen", action="store_true", help="only unseen pairs, which have their own record"
+    )
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--of", default="0/1", help="which part of the pairs, such as 1/3")
     parser.add_argument("--tries", type=int, default=_MOST_TRIES, help="choices of a hint that are tried")
@@ -602,19 +651,30 @@ def main() -> None:
     part, of = map(int, options.of.split("/"))
     published = [name for name, twins in PAIRS.items() if twins.own_forms]
     own = [name for name in PAIRS if name not in published]
-    usual = [name for name in own if PAIRS[name].forms == FORMS[USUAL]]
-    names = options.names or (usual if options.usual else published if options.published else own)
+    unseen = [name for name in own if PAIRS[name].family in UNSEEN]
+    own = [name for name in own if name not in unseen]
+    usual = [name for name in own if PAIRS[name].family in USUAL]
+    chosen = ((options.usual, usual), (options.published, published), (options.unseen, unseen), (True, own))
+    names = options.names or next(some for use, some in chosen if use)
     forms = tuple(filter(None, options.sources.split(",")))
     for cell in cells(names[part::of], forms, options.tries):
         run_cells.append(cell)
         print("\t".join((cell.pair, cell.source, cell.state, cell.sentence)), flush=True)  # noqa: T201
     if options.record:
-        new = {(cell.pair, cell.source): cell for cell in run_cells}
-        old = {(cell.pair, cell.source): cell for cell in recorded()}
-        every = {(name, form) for name, twins in PAIRS.items() for form in twins.forms}
-        kept = [{**old, **new}[key] for key in {**old, **new} if key in every]
-        rows = ("\t".join((c.pair, c.source, c.state, c.sentence.replace("\t", " "))) for c in kept)
-        RESULTS.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+        for file, families in ((UNSEEN_RESULTS, UNSEEN), (RESULTS, (*SQUARE, *USUAL, *PUBLISHED))):
+            record(file, families, run_cells)
+
+
+def record(file: Path, families: Sequence[str], new_cells: Sequence[Cell]) -> None:
+    """Write the states of these families to a record, which keeps the others and all first states."""
+    cells = {(cell.pair, cell.source): cell for cell in recorded(file)}
+    for cell in new_cells:
+        before = cells.get((cell.pair, cell.source))
+        first = "" if families != UNSEEN else before.first if before is not None else cell.state
+        cells[cell.pair, cell.source] = replace(cell, first=first)
+    pairs = {name: twins for name, twins in PAIRS.items() if twins.family in families}
+    kept = (cell for (name, form), cell in cells.items() if name in pairs and form in pairs[name].forms)
+    file.write_text("".join(f"{cell.row}\n" for cell in kept), encoding="utf-8")
 
 
 if __name__ == "__main__":
