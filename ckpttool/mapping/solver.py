@@ -1187,7 +1187,7 @@ class _Solver:
         return inside and len(rows[0]) == len(rows[1]) and all(map(self._fits, *rows))
 
     def _agree_in_order(self, pairs: Sequence[tuple[int, int]]) -> bool:
-        """Return whether nothing else speaks against the pairs: words, settings, places, modules."""
+        """Return whether nothing else contradicts the pairs: words, settings, places, modules."""
         words = [
             tuple(frozenset(word.rstrip("s") for word in side) for side in both)
             for both in ((self._words(0, source), self._words(1, target)) for source, target in pairs)
@@ -1327,7 +1327,7 @@ _ENDS = frozenset(("input", "inp", "in")), frozenset(("o", "head", "logits"))
 
 
 def _ends_first(every: Sequence[LayerCandidate], row: Sequence[int]) -> bool:
-    """Return whether names say that another layer than the first, or the last, is it."""
+    """Return whether names state that another layer than the first or the last is that one."""
     words = [name_tokens(every[n].name) for n in row]
     return any(not _ENDS[0].isdisjoint(own) for own in words[1:]) or any(
         not _ENDS[1].isdisjoint(own) for own in words[:-1]

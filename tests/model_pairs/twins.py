@@ -59,8 +59,10 @@ CLOSE, CLOSE_SMALL = 2e-5, 5e-5
 STATES = ("right", "assumed", "corrected", "followed", "refused", "WRONG ASSUMED", "WRONG", "crash", "unable")
 # What a file of weights does not tell, and what is taken without it is usual: that two vectors are a layer
 # norm's and no affine map's or group norm's (these pairs do not compute the same), that a norm multiplies by
-# its weight and not by 1 + it.
-UNDECIDED = frozenset(("affine_gamma_beta_no_norm", "prelu_noshared_vs_ln", "rms_gemma_plus1"))
+# its weight and not by 1 + it, that layers are created in the order in which they are called.
+UNDECIDED = frozenset(
+    ("affine_gamma_beta_no_norm", "prelu_noshared_vs_ln", "rms_gemma_plus1", "layernorm_mlp")
+)
 _MOST_TRIES = 30
 _CANDIDATES = re.compile(
     r"could fill (?P<targets>.*?)(?:; choose|, and nothing) .*?match=\{(?P<sources>[^}]*)\}"
@@ -578,7 +580,7 @@ def page() -> str:
     others = [cell for cell in cells if cell.pair in usual]
     text = _PAGE.format(pairs=len({cell.pair for cell in square}), tries=_MOST_TRIES)
     text += _table(square, columns, (("Keras", KERAS), ("PyTorch", TORCH), ("all", (*KERAS, *TORCH))))
-    text += "\nWrong with an assumption (square matrices and pairs of vectors without classes): "
+    text += "\nWrong with an assumption (square matrices, pairs of vectors without classes, orders of creation): "
     text += f"{_wrong_fillings(square)}.\n"
     text += _USUAL_PAGE.format(pairs=len(usual))
     rows: list[tuple[str, Sequence[str]]] = [(title, (form,)) for form, title in FORM_TITLES.items()]
