@@ -190,7 +190,7 @@ def derive_network_settings(
 
 
 def _require_one_meaning(agent: Agent, other: Agent) -> None:
-    """Raise UsageError if the files of two models show that only the first one's outputs are scores of actions.
+    """Raise UsageError if two models' files show that only the first one's outputs are scores of actions.
 
     A library's layout, or an environment, states what the outputs of the other side are; two models do not.
     """
@@ -246,7 +246,7 @@ def build_part_network(
         part = next((candidate for candidate in joined if candidate.title == part.title), part)
     if part.acts:
         return policy_network(agent.tree, part, settings.scores, front)
-    # A network of discrete actions receives observations only, also one that chooses none (a dueling state value).
+    # Networks of discrete actions receive observations only, also a dueling state value.
     if part.component in VALUES or (settings.choices is not None and not part.streams):
         return value_network(agent.tree, part, settings)
     return q_network(agent.tree, part, settings, *network_sizes(agent))

@@ -580,7 +580,8 @@ def page() -> str:
     others = [cell for cell in cells if cell.pair in usual]
     text = _PAGE.format(pairs=len({cell.pair for cell in square}), tries=_MOST_TRIES)
     text += _table(square, columns, (("Keras", KERAS), ("PyTorch", TORCH), ("all", (*KERAS, *TORCH))))
-    text += "\nWrong with an assumption (square matrices, pairs of vectors without classes, orders of creation): "
+    text += "\nWrong with an assumption (square matrices, pairs of vectors without classes, "
+    text += "orders of creation): "
     text += f"{_wrong_fillings(square)}.\n"
     text += _USUAL_PAGE.format(pairs=len(usual))
     rows: list[tuple[str, Sequence[str]]] = [(title, (form,)) for form, title in FORM_TITLES.items()]
