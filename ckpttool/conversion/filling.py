@@ -844,8 +844,8 @@ class ModelLoadResult:
     tensors that are `missing`, the checkpoint tensors that are `unused`, and assumptions. `left_out` are
     those that fill nothing for a reason. `different` pairs belong together but do not fit; `ambiguous` ones
     have no evidence which is which. `cast` are tensors whose number type changes in the model. `loaded` is
-    false for a dry run. The `ledger` lists what else in or beside the checkpoint may affect the model's outputs
-    (evaluation/evidence.py); see `decides`. `proof` is whether the filled model computes what the
+    false for a dry run. The `ledger` lists what else in or beside the checkpoint may affect the model's
+    outputs (evaluation/evidence.py); see `decides`. `proof` is whether the filled model computes what the
     checkpoint's model computes, where that runs.
     """
 
