@@ -642,7 +642,10 @@ LATER_FAULTS = {
     "position of zeros": Fault(
         "patches", "norm|position", put("position", lambda x: x * 0), words="position"
     ),
-    "token of another model": Fault("patches", "norm|token|position", put("token", drawn(0)), words="token"),
+    # The model itself owns the token.
+    "token of another model": Fault(
+        "patches", r"norm|token|position|\(model\)", put("token", drawn(0)), words="token"
+    ),
     "no output bias of attention": Fault(
         "patches", "attention", put("attention.out_proj.bias", lambda x: x * 0), words="zero"
     ),

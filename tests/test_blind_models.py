@@ -155,6 +155,9 @@ def test_the_order_of_axes_is_that_with_which_the_models_can_be_called() -> None
             self.row = {"inputs": inputs, "channels": "last" if inputs else "first", "notes": []}
             self.ask = Requests(self.request)
 
+        def begin(self, do: str, **values: Any) -> None:
+            """Do nothing: `open` answers."""
+
         def open(self, *_: Any, **__: Any) -> dict[str, Any]:
             self.opened += 1
             return self.row

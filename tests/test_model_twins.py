@@ -112,7 +112,7 @@ def test_parts_that_two_models_join_or_use_in_other_orders_are_arranged_or_named
         state, sentence = rows[key]
         assert state == "corrected"
         assert sentence.split()[0] == layer
-        assert f"'{layer}=parts:2,1'" in sentence
+        assert f"flatten={{'{layer}': 'parts:2,1'}}" in sentence
 
 
 def test_a_tracker_tells_what_a_row_joins_and_whether_it_is_cut():

@@ -208,7 +208,7 @@ def _require_one_meaning(agent: Agent, other: Agent) -> None:
             file=agent.checkpoint.path,
             expected=f"action map {its.head} ({its.origin('head')})",
             found=f"action map argmax ({known.origin('head')})",
-            hint="play both with ckpttool eval and --env ID, whose action space shows what the outputs are",
+            hint="eval plays each of them with --env ID, whose action space shows what the outputs are",
         )
 
 

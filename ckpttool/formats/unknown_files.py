@@ -434,11 +434,8 @@ def _zip_error(probe: Probe) -> CkpttoolError:
     if archive is not None:
         return NotACheckpointError(f"this is {archive.what}", file=probe.path, hint=archive.hint)
     what = "this is a zip archive without a data.pkl or model.weights.h5, which cannot be read directly"
-    names, hint = sorted(probe.members), _archive_hint("zip", probe)
-    if 0 < len(names) <= _SUGGESTIONS and "::" not in probe.path:  # all are shown
-        hint = f"name the member that is a checkpoint: zip://MEMBER::{probe.path}"
-    shown = abbreviate_list(names, _SUGGESTIONS) if names else None
-    return UnsupportedError(what, file=probe.path, found=shown, hint=hint)
+    shown = abbreviate_list(sorted(probe.members), _SUGGESTIONS) if probe.members else None
+    return UnsupportedError(what, file=probe.path, found=shown, hint=_archive_hint("zip", probe))
 
 
 def _archive_hint(scheme: str, probe: Probe) -> str:
