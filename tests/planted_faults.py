@@ -360,7 +360,7 @@ MORE_FAULTS = {
         "squeeze",
         "fc2|mix",
         options={"gate": "hardsigmoid"},
-        words="sigmoid.*hard ?sigmoid" r"|sigmoid\(fc2\), B computes relu6\(fc2 \+ 3\) / 6",
+        words="sigmoid.*hard ?sigmoid" r"|sigmoid\(.*fc2.*\), B computes relu6\(.*fc2.* \+ 3\) / 6",
         keras={"layer": "fc2|mix|re.*|mul.*"},
     ),
     "gate dropped": Fault("squeeze", "mix", options={"use": ""}, words=r"\*"),
@@ -400,7 +400,7 @@ MORE_FAULTS = {
         "decoder", "query|value", swap("query", "value"), words="weights of A's value"
     ),
     "positions shifted": Fault(
-        "decoder", "norm|position", put("position", lambda x: x.roll(1, 0)), words="position"
+        "decoder", r"norm|position|\(model\)", put("position", lambda x: x.roll(1, 0)), words="position"
     ),
     "rows of a table exchanged": Fault(
         "decoder", "embed", put("embed.weight", rows(3, 5)), words="order|2 of 17 rows"
@@ -478,7 +478,10 @@ MORE_FAULTS = {
         r"|maximum\(minimum.*B computes \(input",
     ),
     "stale statistics": Fault(
-        "normalized", "hidden|normalizer", put("centre", lambda x: x + 0.2), words="centre|normalizer"
+        "normalized",
+        r"hidden|normalizer|\(model\)",
+        put("centre", lambda x: x + 0.2),
+        words="centre|normalizer",
     ),
     "shared slope": Fault(
         "slopes", "prelu", put("prelu.weight", lambda x: x * 0 + x.mean()), words="everywhere"
@@ -806,7 +809,7 @@ LATER_FAULTS = {
         "factors",
         "hidden",
         options={"order": -1},
-        words="-1 times|A computes ..sum.*B computes .sum.embed .. 2"
+        words="-1 times|A computes .{1,2}sum.*B computes .?sum.embed .. 2"
         r"|B computes 0\.5 \* \(sum\(embed \*\* 2",
     ),
     "row of a table zero": Fault(

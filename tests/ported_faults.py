@@ -200,7 +200,7 @@ PORTED_FAULTS = {
     "windows of distant positions": Fault(
         "windows", "qkv" + _BETWEEN, options={"apart": "far"}, words="order|axes|transpos"
     ),
-    "bias of another window": Fault("windows", "proj|bias", put("bias", drawn(0)), words="bias"),
+    "bias of another window": Fault("windows", r"proj|bias|\(model\)", put("bias", drawn(0)), words="bias"),
     # Capsules
     "vectors of length one": Fault(
         "capsules", "second" + _BETWEEN, options={"squash": "unit"}, words="square|first"
@@ -430,7 +430,7 @@ PORTED_FAULTS = {
         "fourier", "hidden" + _BETWEEN, options={"order": "next"}, words="order"
     ),
     "features of another seed": Fault(
-        "fourier", "hidden|project" + _BETWEEN, put("project", drawn(0)), words="project"
+        "fourier", "hidden|project" + _BETWEEN + r"|\(model\)", put("project", drawn(0)), words="project"
     ),
     # Diffusion
     "sines of the time first": Fault(

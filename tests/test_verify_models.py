@@ -126,12 +126,19 @@ FURTHER = (
 )
 
 
+# Faults whose layer is named, but not what differs in it (docs/roadmap.md).
+LOCATED = ("order of fused parts",)
+
+
 @pytest.mark.parametrize(
     "name",
     [
         pytest.param(
             name,
-            marks=pytest.mark.slow if name in (*MORE_FAULTS, *LATER_FAULTS) and name not in FURTHER else (),
+            marks=[
+                *[pytest.mark.slow] * (name in (*MORE_FAULTS, *LATER_FAULTS) and name not in FURTHER),
+                *[pytest.mark.xfail(strict=True, reason="located, without a cause")] * (name in LOCATED),
+            ],
         )
         for name in FAULTS
     ],
