@@ -1189,7 +1189,7 @@ class _FillBuilder:
         }
         left = ((path, self.source.tree[path]) for path in done.left)
         self.left |= {path for path, leaf in left if isinstance(leaf, Leaf) and leaf.role == "buffer"}
-        self.assumed += done.assumed
+        self.assumed += [f"{layer.title}: {sentence}" for sentence in done.assumed]
 
     def describe_layers(self) -> Sequence[str]:
         """Record the assumptions about matched layers; return notes on the requirements of their kinds."""

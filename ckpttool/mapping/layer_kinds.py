@@ -359,11 +359,6 @@ TORCH = LayerKind(
 )
 
 
-_JOINED = (
-    "an attention layer with one layer for several projections outputs query, key and value, in this order"
-)
-
-
 @cache
 def own_attention(framework: str, children: tuple[tuple[str, tuple[str, ...]], ...], form: str) -> LayerKind:
     """Return an attention of several linear layers, as programs build their own.
@@ -388,8 +383,12 @@ def own_attention(framework: str, children: tuple[tuple[str, tuple[str, ...]], .
                 of_kernel, of_bias = ((AxisSlice(n, *bounds),) if len(parts) > 1 else () for n in (axis, 0))
                 rows.append(TensorMapping(kernel, f"{part}_kernel", chain_rules(*of_kernel, turned)))
                 rows.append(TensorMapping(bias, f"{part}_bias", chain_rules(*of_bias)))
-        joined = any(len(parts) > 1 for _, parts in children)
-        return LayerMapping(tuple(rows), assumed=(_JOINED,) if joined else ())
+        joined = [
+            f"{child} outputs {', '.join(parts)} of the attention in this order"
+            for child, parts in children
+            if len(parts) > 1
+        ]
+        return LayerMapping(tuple(rows), assumed=tuple(joined))
 
     def shapes(canonical: Group, facts: LayerFacts) -> Mapping[str, Shape]:  # noqa: ARG001  # as all shapes
         require_tensors(TORCH, canonical, [f"{name}_kernel" for name in _ALL])
