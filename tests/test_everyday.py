@@ -176,7 +176,7 @@ def test_what_a_layout_chose_keeps_its_name_without_the_layout(tmp_path):
 
 def test_the_recorded_users_follow_every_hint_without_a_failure():
     rows = users.recorded()
-    assert {row["user"] for row in rows} <= set(USERS)
+    assert {row["user"] for row in rows} == set(USERS)
     assert {row["FAIL"] for row in rows} == {"0"}
     for row in rows:
         assert int(row["commands"]) == len(USERS[row["user"]].commands)
