@@ -406,7 +406,7 @@ class _Tries:
             for title in re.split(", | and ", match["layers"].strip())
             if not title.endswith(" more")
         ]
-        names = [title for key in joined for title in joined[key] if key == "kinds"]
+        names = [*joined.get("kinds", {})]
         # Some or all of the layers may be the other way round, or none; parts may be in each order.
         for some in ([], names, *([name] for name in names)) if names else ([],):
             kinds = {title: form for title, form in joined.get("kinds", {}).items() if title in some}
