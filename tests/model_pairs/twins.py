@@ -524,7 +524,7 @@ _UNSEEN_PAGE = """
 
 {pairs} more networks, written and not changed before ckpttool first converted them; members, names and
 nesting differ. *At first* is the share that was right (also assumed) at the first conversion of a network.
-Hints were not tried.
+Hints were not tried. `retnet` was corrected afterwards: a buffer that no file stores had random numbers.
 
 """
 _PUBLISHED_PAGE = """
@@ -580,7 +580,9 @@ def page() -> str:
     others = [cell for cell in cells if cell.pair in usual]
     text = _PAGE.format(pairs=len({cell.pair for cell in square}), tries=_MOST_TRIES)
     text += _table(square, columns, (("Keras", KERAS), ("PyTorch", TORCH), ("all", (*KERAS, *TORCH))))
-    text += "\nWrong with an assumption (square matrices, pairs of vectors without classes, orders of creation): "
+    text += (
+        "\nWrong with an assumption (square matrices, pairs of vectors without classes, orders of creation): "
+    )
     text += f"{_wrong_fillings(square)}.\n"
     text += _USUAL_PAGE.format(pairs=len(usual))
     rows: list[tuple[str, Sequence[str]]] = [(title, (form,)) for form, title in FORM_TITLES.items()]
