@@ -833,11 +833,11 @@ class ModelLoadResult:
     `matched` lists by layer its source and how it was found ("given", "name", "outputs", "words",
     "numbers", "calls", "only fit", "creation", "order"), `report` the rule of every tensor, the model
     tensors that are `missing`, the checkpoint tensors that are `unused`, and assumptions. `left_out` are
-    those that fill nothing for a reason. `different` pairs belong together but do not fit; `ambiguous` ones have no evidence
-    which is which. `cast` are tensors whose number type changes in the model. `loaded` is false for a
-    dry run. The `ledger` lists what else in or beside the checkpoint may affect the model's outputs
-    (evaluation/evidence.py); see `decides`. `proof` is whether the filled model computes what the
-    checkpoint's model computes, where that runs.
+    those that fill nothing for a reason. `different` pairs belong together but do not fit; `ambiguous`
+    ones have no evidence which is which. `cast` are tensors whose number type changes in the model.
+    `loaded` is false for a dry run. The `ledger` lists what else in or beside the checkpoint may affect
+    the model's outputs (evaluation/evidence.py); see `decides`. `proof` is whether the filled model
+    computes what the checkpoint's model computes, where that runs.
     """
 
     __repr__ = describe_record

@@ -1424,7 +1424,7 @@ def _is_grouped(nesting: object) -> bool:
 def _abbreviated(mine: Iterable[str], others: Iterable[str]) -> dict[str, str]:
     """Return the words of the other side that alone abbreviate a word, or are abbreviated, by that word.
 
-    A plural is none: it names a list, whose items may be in another order.
+    A plural does not count: it names a list, whose items may be in another order.
     """
     near = [
         (one, other)
