@@ -424,7 +424,8 @@ Those of the {count} architectures (above) on which all tools of a direction wer
 receive the source only, and return a separate object; ckpttool fills the user's model. Keras 3 was given
 no code of custom classes, without which it reads no `.keras` file of them: most of its crashes.
 
-| to | tool | reads | right | assumed, corrected | refused, crash | wrong | of |
+"""
+_TWINS_HEAD = """| to | tool | reads | right | assumed, corrected | refused, crash | wrong | of |
 |---|---|---|---:|---:|---:|---:|---:|
 """
 # What precedes the names of these models in the record.
@@ -486,17 +487,27 @@ def _of_twins() -> str:
     outcomes = [record for record in recorded() if record.program.startswith(TWINS)]
     if not outcomes:
         return ""
-    names = twins.usual_names()
-    text = _TWINS_PAGE.format(count=len(names))
+    text = _TWINS_PAGE.format(count=len(twins.usual_names())) + _TWINS_HEAD
+    text += _twin_rows(outcomes, twins.recorded(), twins.usual_names())
+    unseen = twins.recorded(twins.UNSEEN_RESULTS)
+    text += f"\n### Unseen architectures by other converters\n\n{_TWINS_HEAD}"
+    return text + _twin_rows(outcomes, unseen, [cell.pair for cell in unseen])
+
+
+def _twin_rows(
+    outcomes: Sequence[Outcome], recorded_cells: Sequence[twins.Cell], names: Sequence[str]
+) -> str:
+    """Return the rows of all tools on those of these pairs that all of them converted."""
+    text = ""
     for target, title in (("torch", "PyTorch"), ("keras", "Keras")):
         rows = []
         ran: dict[str, set[str]] = {}
         for outcome in outcomes:
-            if outcome.target == target:
+            if outcome.target == target and outcome.program.removeprefix(TWINS) in names:
                 ran.setdefault(outcome.tool, set()).add(outcome.program.removeprefix(TWINS))
         common = set(names).intersection(*ran.values())
         for form in ("keras", "saved_model") if target == "torch" else ("pt", "script", "onnx"):
-            cells = [record for record in twins.recorded() if record.pair in common and record.source == form]
+            cells = [cell for cell in recorded_cells if cell.pair in common and cell.source == form]
             rows.append(("ckpttool", twins.FORM_TITLES[form], [cell.state for cell in cells]))
         for key, tool in TOOLS[target].items():
             mine = [
