@@ -71,15 +71,15 @@ def test_a_sample_of_twins_computes_the_same():
     ("name", "forms", "refused"),
     [
         # Learned queries: only their layers' words differ between `query`, `key` and `value`.
-        ("set_pooling", "keras,script,pt", ""),
+        ("set_transformer", "keras,script,pt", ""),
         # Keys and values are one layer in PyTorch's model.
-        ("latent_queries", "keras,script,pt", ""),
+        ("perceiver_io", "keras,script,pt", ""),
         # Keras has its own attention, PyTorch's model four linear layers and a mask.
-        ("own_causal_attention", "script,onnx", ""),
+        ("decision_transformer_stacked", "script,onnx", ""),
         # Nothing records the order of the rows behind convolutions in a state_dict.
-        ("parameter_lists", "saved_model,script,onnx,pt", "pt"),
+        ("maml_functional", "saved_model,script,onnx,pt", "pt"),
         # Group norms, which ONNX had as several operators.
-        ("denoising_unet", "script,onnx", ""),
+        ("unet1d_diffusion", "script,onnx", ""),
     ],
 )
 def test_queries_attentions_and_parameters_of_own_classes_are_filled_both_ways(name, forms, refused):

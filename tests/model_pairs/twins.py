@@ -33,7 +33,7 @@ import numpy as np
 RESULTS = Path(__file__).with_name("twins.tsv")
 # Blocks with square matrices on purpose, and whole architectures with the shapes that they usually have.
 SQUARE = ("twins_dense", "twins_images", "twins_attention")
-USUAL = ("twins_agents", "twins_vision", "twins_language", "twins_queries")
+USUAL = ("twins_agents", "twins_vision", "twins_language")
 # Whole architectures, written before ckpttool first converted them; the record has their first states.
 UNSEEN = ("twins_recent", "twins_control")
 UNSEEN_RESULTS = Path(__file__).with_name("twins_unseen.tsv")
