@@ -1,6 +1,6 @@
 """Execute the lines that a conversion prints beside models of PyTorch: `python loading_torch.py CASES.json`.
 
-Runs in a process of its own, in which ckpttool cannot be imported. Each model has the layers that the written
+Runs in a separate process, in which ckpttool cannot be imported. Each model has the layers that the written
 file names, and other values than it.
 """
 

@@ -74,7 +74,7 @@ for name, (kind, policy, env) in made.items():
     inputs, actions = model.policy.obs_to_tensor(rows)[0], torch.linspace(-1, 1, 120).reshape(60, 2)
     with torch.no_grad():
         if name == "critics":
-            answer[name]["values"] = [each.tolist() for each in model.critic(inputs, actions)]
+            answer[name]["values"] = [output.tolist() for output in model.critic(inputs, actions)]
         elif kind is not sb3.DQN and kind is not sb3.SAC:
             answer[name]["values"] = model.policy.predict_values(inputs).tolist()
     if name.startswith("bits"):

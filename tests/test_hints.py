@@ -708,7 +708,7 @@ PLAYED = (
 )
 
 
-# `doctor` looks at a network without a layout as a policy only where an option says so.
+# `doctor` looks at a network without a layout as a policy only where an option states so.
 @pytest.mark.parametrize(
     ("words", "recorded"), [*((words, False) for words in PLAYED), *((words, True) for words in PLAYED[:4])]
 )

@@ -162,7 +162,7 @@ def test_one_model_of_both_roles_is_its_policy(tmp_path: Path) -> None:
 
 
 class Shared(nn.Module):
-    """A model of both roles with a class of its own, whose heads may have hidden layers."""
+    """A model of both roles with a custom class, whose heads may have hidden layers."""
 
     def __init__(self, names: tuple[str, str, str], *, deep: bool, categorical: bool) -> None:
         super().__init__()

@@ -141,7 +141,7 @@ def test_a_request_that_was_begun_is_sent_once_and_answered_later(worker: Worker
         worker.begin("hello")
     assert worker.request("hello")["versions"]["numpy"] == np.__version__
     assert worker._requests == first + 1
-    # Another request than the one that was begun has an answer of its own.
+    # A request that was not begun has a separate answer.
     worker.begin("hello")
     with pytest.raises(WorkerError, match="dance"):
         worker.request("dance")

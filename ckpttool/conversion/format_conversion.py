@@ -278,8 +278,9 @@ def _with_spaces(
     Only a library's own file and code may need them. Without a given environment, code takes the recorded one
     of a policy whose outputs may choose discrete actions. Raise EnvironmentMismatchError if they do not fit.
     """
-    recorded_env = request.options.code and own.sidecar is not None and own.sidecar.env
-    if not (recorded_env if env is None else request.kind.agent or request.options.code):
+    code = request.options.code is not None
+    named = own.sidecar is not None and own.sidecar.env is not None
+    if not (code or request.kind.agent) or (env is None and not (code and named)):
         return own, ()
     from ckpttool.evaluation import environments, playing
 
@@ -302,12 +303,9 @@ def _with_spaces(
     except CkpttoolError as error:
         return own, (f"no spaces were read, because {env} cannot be created: {error.message}",)
     agent = playing.assume_choices(agent, spec)
-    bounds, choices = (
-        playing.read_action_bounds(agent, layer_widths(agent.tree, part), spec),
-        playing.spec_choices(spec),
-    )
+    bounds = playing.read_action_bounds(agent, layer_widths(agent.tree, part), spec)
     # What the environment shows of the outputs: atoms, or a state's value before the advantages.
-    choices = schema.known_choices(agent.known) or choices
+    choices = schema.known_choices(agent.known) or playing.spec_choices(spec)
     observed = {
         name: (low.reshape(-1).tolist(), high.reshape(-1).tolist())
         for name, (low, high) in spec.observation_bounds.items()

@@ -84,8 +84,9 @@ class SpaceComparison:
     def _is_older(self, name: str, stored: Bounds) -> bool:
         """Return whether these are the bounds of the observations in an older version of the task."""
         older = _OLDER.get(self.spec.id.rpartition("/")[2].partition("-v")[0].removesuffix("Continuous"))
-        fits = older is not None and name == OBS and len(stored[0]) == len(older[0])
-        return fits and older is not None and _are_close(stored, (np.array(older[0]), np.array(older[1])))
+        if older is None or name != OBS or len(stored[0]) != len(older[0]):
+            return False
+        return _are_close(stored, (np.array(older[0]), np.array(older[1])))
 
     def require_same_actions(self) -> None:
         """Raise EnvironmentMismatchError if the stored action bounds contradict the environment's."""

@@ -955,7 +955,8 @@ def _collect_policy(
     notes: list[str] = []
     known = [layer for group in network.groups if (layer := group.layer) is not None]
     dense = [layer for layer in known if _is_dense(layer)]
-    side = network.streams.side if network.streams is not None else frozenset()
+    streams = network.streams
+    side = frozenset() if streams is None else streams.side
     if side:
         left = abbreviate_list(["/".join(layer.name) for layer in dense if layer.name in side], 4)
         notes.append(f"left out: {left}, judging by the names the state's value, the same for all actions")

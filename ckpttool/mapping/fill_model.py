@@ -870,7 +870,7 @@ def _use_lone_forms(one: MatchSide, other: MatchSide, framework: str = "") -> Ma
     """Return a side whose lone tensors have the form of the other framework's if it has only that.
 
     With a framework, kernels are turned as well: where their shapes show it, and square ones that have the
-    name of such a kernel. A matrix that may take a flattened image is none of them, unless the computations
+    name of such a kernel. A matrix that may take a flattened image is excluded, unless the computations
     of both models record the order of its rows.
     """
     there = _squeezed_signatures(other)

@@ -58,7 +58,7 @@ _PROGRAM = re.compile(
 )
 _INSTALLS = re.compile(r"pip|pipx inject|uv (?:pip|tool)")
 _PLACEHOLDER = re.compile(r"\.\.\.|[A-Z][A-Z0-9_]*(?:[,:=.][A-Z][A-Z0-9_]*)*(?:\.\.\.)?")
-# What says that the words of a command are wrong, whatever the file contains.
+# What states that the words of a command are wrong, whatever the file contains.
 _WRONG_WORDS = re.compile(
     "missing argument|no option|unknown option|unexpected|does not take|already exists|no such file|"
     "unknown command|requires|not found"

@@ -59,7 +59,7 @@ const drawComputation = (() => {
       const crossed = passed.map((cut) => [before.x + (point.x - before.x) * (cut - before.y) / (point.y - before.y), cut]);
       return [...crossed.map(([x, y]) => ({ x, y, crosses: cuts.indexOf(y) - 1 })), { x: point.x, y: point.y, column: columnOf(point.y) }];
     }));
-    pieces.flat().forEach(({ x, column, crosses }) => { for (const each of crosses === undefined ? [column] : [crosses, crosses + 1]) reach(each, x); });
+    pieces.flat().forEach(({ x, column, crosses }) => { for (const beside of crosses === undefined ? [column] : [crosses, crosses + 1]) reach(beside, x); });
     const shifts = [];
     let width = 14;
     extents.forEach(([left, right]) => { shifts.push(width - left); width += right - left + COLUMN; });
