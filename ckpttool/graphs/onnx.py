@@ -211,13 +211,13 @@ def _join_group_norms(graph: Graph) -> Graph:
     of ones and an offset of zeros, reshapes back, and multiplies and adds a number for each channel
     (torch/onnx/symbolic_opset9.py, group_norm).
     """
-    users: dict[str, list[OperatorNode]] = {value.name: [] for value in graph.outputs}
+    users: dict[str, list[OperatorNode]] = {}
     for node in graph.nodes:
         for name in node.inputs:
             users.setdefault(name, []).append(node)
     # A result of the graph is used by its caller, too.
-    single = {name: nodes[0] for name, nodes in users.items() if len(nodes) == 1}
-    single = {name: node for name, node in single.items() if name not in {v.name for v in graph.outputs}}
+    results = {value.name for value in graph.outputs}
+    single = {name: nodes[0] for name, nodes in users.items() if len(nodes) == 1 and name not in results}
     makers = {name: node for node in graph.nodes for name in node.outputs}
     norms = (node for node in graph.nodes if node.op == "InstanceNormalization")
     chains = [chain for norm in norms if (chain := _norm_of_groups(norm, makers, single)) is not None]
